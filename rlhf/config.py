@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 
 from rlhf.errors import ConfigError, Problem
 
-STRICT = ConfigDict(extra="forbid", strict=False)
+STRICT = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
 
 
 class Key(NamedTuple):
@@ -126,6 +126,7 @@ class BatchConfig:
     per_step: Annotated[int, Key("rows of one optimizer step, over all devices", "rows")] = 32
     per_microbatch: Annotated[int, Key("at most so many rows in one forward on one device", "rows")] = 8
     tokens_per_microbatch: Annotated[int | None, Key("and at most so many tokens; rows are balanced over the microbatches of a step", "tokens")] = None
+    shuffle: Annotated[bool, Key("a new order each epoch, fixed by the seed; false keeps the order of the files")] = True
 
     def conflicts(self) -> Iterator[Problem]:
         for name in ("per_step", "per_microbatch"):
@@ -194,8 +195,9 @@ class DpoConfig:
     discopop_tau: Annotated[float, Key("discopop: temperature of the blend", "-", "Lu et al. 2024, arXiv:2406.08414")] = 0.05
     precompute_reference: Annotated[bool, Key("score the reference once, before training, and cache it on disk")] = False
 
-    def losses(self) -> dict[LossName, float]:
-        return self.loss if isinstance(self.loss, dict) else {self.loss: 1.0}
+    def losses(self) -> dict[str, float]:
+        """Weights by name."""
+        return {str(name): weight for name, weight in self.loss.items()} if isinstance(self.loss, dict) else {self.loss: 1.0}
 
     def conflicts(self) -> Iterator[Problem]:
         if self.beta <= 0:
@@ -209,6 +211,11 @@ class DpoConfig:
         if self.label_smoothing == 0 and "exo_pair" in self.losses():
             yield Problem("label_smoothing", "exo_pair takes its logarithm; it must be > 0 (the paper uses 1e-3)")
         smoothed = {"sigmoid", "robust", "exo_pair", "aot", "aot_unpaired"} & set(self.losses())
+        coupled = sorted({"aot", "aot_unpaired"} & set(self.losses()))
+        if self.smoothing_from_votes and coupled:
+            yield Problem("smoothing_from_votes", f"gives each pair its own smoothing, but {coupled[0]} sorts the pairs; use label_smoothing")
+        if not 0 < self.discopop_tau <= 1:
+            yield Problem("discopop_tau", f"must be in (0, 1], got {self.discopop_tau}")
         if (self.label_smoothing or self.smoothing_from_votes) and not smoothed:
             yield Problem("label_smoothing", f"no loss of {sorted(self.losses())} reads it; use sigmoid, robust, exo_pair or aot, or remove it")
 
@@ -256,10 +263,14 @@ STAGES: dict[StageKind, type[StageConfig]] = {"prepare": PrepareConfig, "sft": S
 class Recipe:
     """One file drives a pipeline. `stages` is a list of one-key mappings: `- sft: {...}`."""
 
-    name: str
-    model: ModelConfig
-    stages: tuple[tuple[StageKind, StageConfig], ...]
-    output: str
-    seed: int
-    folder: str
-    """Where the recipe file lies; relative scripts and files are resolved against it."""
+    __pydantic_config__ = STRICT
+    name: Annotated[str, Key("name of the run", "-", "the recipe's file, or its folder where the file is called recipe.yaml")]
+    model: Annotated[ModelConfig, Key("the base model, and how it is trained")]
+    stages: Annotated[tuple[tuple[StageKind, StageConfig], ...], Key("what to do, in this order; one key each: prepare, sft, dpo or evaluate")]
+    output: Annotated[str, Key("run folder, relative to the working directory", "-", "runs/NAME")]
+    seed: Annotated[int, Key("fixes shuffling, initial adapters and dropout")] = 0
+    folder: Annotated[str, Key("where relative scripts and files are looked for first", "-", "the folder of the recipe file")]
+
+    def conflicts(self) -> Iterator[Problem]:
+        if not 0 <= self.seed < 2**32:
+            yield Problem("seed", f"must be in [0, 2**32), got {self.seed}")

@@ -21,6 +21,17 @@ class Reject:
     """What was found, short; no more than a few words of the text itself."""
 
 
+class RowError(DataError):
+    """A row, or a part of one, cannot be used. The reader, who knows file and row, turns it into a Reject."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        self.reason, self.detail = reason, detail
+        super().__init__(f"{reason}: {detail}")
+
+    def at(self, where: str) -> Reject:
+        return Reject(where, self.reason, self.detail)
+
+
 def count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
     """Rejected rows by reason, most frequent first."""
     return dict(Counter(reject.reason for reject in rejects).most_common())

@@ -1,0 +1,283 @@
+"""The command `rlhf`. Recipes are checked before anything heavy is imported; what a command works with is imported inside it.
+
+This is the one file that reads or sets environment variables.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TextIO
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+from typer.exceptions import Abort, TyperException
+
+from rlhf.config import DataConfig, Dtype, StageKind, TemplateName
+from rlhf.errors import ConfigError, Problem, RlhfError
+from rlhf.recipe import load_recipe, problems_of
+
+INTERRUPTED = 130
+EXIT_CODES = """Exit codes: 0 done; 1 the check found problems; 2 wrong input or a run that stopped itself (the message says what to do);
+3 an unexpected error, with its traceback; 130 interrupted."""
+
+QUIET = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",    # asked by TRL, transformers, datasets and the hub client
+    "DO_NOT_TRACK": "1",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",
+    "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the forks of data loaders
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "DATASETS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "WANDB_SILENT": "true",
+}
+"""No telemetry, and no bars and notes of libraries between our own; what the user has set already stays."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command answers with `--json`, and its exit code."""
+
+    answer: Mapping[str, Any]
+    code: int = 0
+
+
+app = typer.Typer(name="rlhf", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+                  help="Preference tuning from human rankings: check, train, evaluate, report.", epilog=EXIT_CODES)
+
+RunArguments = Annotated[list[str], typer.Argument(metavar="RECIPE|KEY=VALUE", show_default=False,
+                                                   help="recipe file, then overrides such as dpo.beta=0.2 or model.method=qlora")]
+StageArguments = Annotated[list[str], typer.Argument(metavar="RECIPE|KEY=VALUE", show_default=False,
+                                                     help="recipe file and overrides, or overrides alone")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="start over: what the run folder holds of these stages is deleted")]
+Json = Annotated[bool, typer.Option("--json", help="exactly one JSON object on stdout; everything else on stderr")]
+Records = Literal["preferences", "demonstrations"]
+
+
+def with_keys(kind: StageKind | None) -> type[TyperCommand]:
+    """A command whose --help ends with the table of every key."""
+    class KeyedCommand(TyperCommand):
+        def format_help(self, ctx: Any, formatter: Any) -> None:
+            from rlhf.key_help import key_table
+            super().format_help(ctx, formatter)
+            terminal = Console()
+            Console(width=max(100, terminal.width)).print(key_table(kind))
+    return KeyedCommand
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The recipe file, if there is one, and the overrides."""
+    overrides = [text for text in arguments if re.match(r"[A-Za-z_][\w.-]*=", text)]
+    files = [text for text in arguments if text not in overrides]
+    if len(files) > 1:
+        raise ConfigError(f"one recipe at a time, got {', '.join(files)}; an override is written key.path=value")
+    return (Path(files[0]) if files else None), overrides
+
+
+@app.command(cls=with_keys(None), epilog=EXIT_CODES)
+def run(arguments: RunArguments, only: Annotated[str | None, typer.Option(metavar="STAGE", help="run this stage alone")] = None,
+        fresh: Fresh = False, as_json: Json = False) -> Outcome:
+    """Run a recipe. Finished stages whose inputs are unchanged are skipped, an interrupted one resumes."""
+    source, overrides = split_arguments(arguments)
+    if source is None:
+        raise ConfigError("no recipe is named; `rlhf sft`, `rlhf dpo` and `rlhf evaluate` run one stage from overrides alone")
+    recipe = load_recipe(source, overrides)
+    from rlhf.ops.pipeline import run_recipe
+    return Outcome(run_recipe(recipe, only=only, fresh=fresh, console=Console(stderr=as_json)))
+
+
+def _run_stage(kind: StageKind, arguments: Sequence[str], *, fresh: bool, as_json: bool) -> Outcome:
+    source, overrides = split_arguments(arguments)
+    recipe = load_recipe(source, overrides, stage=kind)
+    names = [config.name for stage, config in recipe.stages if stage == kind]
+    if len(names) > 1:
+        raise ConfigError(f"{source} has several {kind} stages: {', '.join(names)}; choose one with `rlhf run {source} --only NAME`")
+    from rlhf.ops.pipeline import run_recipe
+    return Outcome(run_recipe(recipe, only=names[0], fresh=fresh, console=Console(stderr=as_json)))
+
+
+@app.command(cls=with_keys("sft"), epilog=EXIT_CODES)
+def sft(arguments: StageArguments, fresh: Fresh = False, as_json: Json = False) -> Outcome:
+    """Supervised fine-tuning: the sft stage of a recipe, or one made of overrides."""
+    return _run_stage("sft", arguments, fresh=fresh, as_json=as_json)
+
+
+@app.command(cls=with_keys("dpo"), epilog=EXIT_CODES)
+def dpo(arguments: StageArguments, fresh: Fresh = False, as_json: Json = False) -> Outcome:
+    """Direct preference optimisation: the dpo stage of a recipe, or one made of overrides."""
+    return _run_stage("dpo", arguments, fresh=fresh, as_json=as_json)
+
+
+@app.command(cls=with_keys("evaluate"), epilog=EXIT_CODES)
+def evaluate(arguments: StageArguments, fresh: Fresh = False, as_json: Json = False) -> Outcome:
+    """Compare models on held-out prompts: the evaluate stage of a recipe, or one made of overrides."""
+    return _run_stage("evaluate", arguments, fresh=fresh, as_json=as_json)
+
+
+@app.command(epilog=EXIT_CODES)
+def check(
+    arguments: Annotated[list[str], typer.Argument(metavar="RECIPE|DATA|KEY=VALUE", show_default=False,
+                                                   help="a recipe (.yaml) with overrides; or a data file, glob or hub name")],
+    layout: Annotated[str, typer.Option("--format", help="of data: name of a reader, see docs/data.md")] = "auto",
+    tokenizer: Annotated[str | None, typer.Option(help="of data: model folder or hub name; shows lengths, cuts and masks")] = None,
+    template: Annotated[TemplateName, typer.Option(help="of data: how conversations become text")] = "chat",
+    max_length: Annotated[int, typer.Option(min=8, help="of data: longest prompt + response, in tokens")] = 1024,
+    records: Annotated[Records, typer.Option("--as", help="of data: what it would be used for")] = "preferences",
+    as_json: Json = False,
+) -> Outcome:
+    """Everything wrong with a recipe and its data, or with a data file, before any training."""
+    named, overrides = split_arguments(arguments)
+    if named is None:
+        raise ConfigError("no recipe and no data is named")
+    if named.suffix in (".yaml", ".yml"):
+        return _check_recipe(named, overrides, Console(stderr=as_json))
+    if overrides:
+        raise ConfigError(f"{overrides[0]}: overrides belong to a recipe; for data use --format, --template, --max-length")
+    from rlhf.data.check import as_dict, check_data, render
+    from rlhf.ops.check_inputs import embedding_rows, load_tokenizer_only
+    report = check_data(DataConfig(train=str(named), format=layout, template=template, max_length=max_length),
+                        None if tokenizer is None else load_tokenizer_only(tokenizer), records=records,
+                        embedding_rows=None if tokenizer is None else embedding_rows(tokenizer))
+    render(report, Console(stderr=as_json))
+    return Outcome(as_dict(report), 0 if report.ok else 1)
+
+
+def _check_recipe(source: Path, overrides: Sequence[str], console: Console) -> Outcome:
+    problems = problems_of(source, overrides)
+    if problems:
+        console.print(f"[bold red]{source} has {len(problems)} problem(s):[/bold red]")
+        for problem in problems:
+            console.print(f"  {problem.where}: {problem.what}", markup=False, highlight=False, soft_wrap=True)
+        return Outcome({"ok": False, "problems": _as_rows(problems), "data": {}}, 1)
+    console.print(f"[bold green]{source}: every key is right[/bold green]")
+    recipe = load_recipe(source, overrides)
+    from rlhf.data.check import as_dict, render
+    from rlhf.ops.check_inputs import check_stages
+    found: dict[str, Any] = {}
+    ok = True
+    for stage in check_stages(recipe):
+        console.rule(f"[bold]{stage.stage}[/bold]", align="left")
+        if stage.report is not None:
+            render(stage.report, console)
+            found[stage.stage] = as_dict(stage.report)
+        else:
+            console.print(stage.error or stage.later, style="red" if stage.error else "", markup=False, soft_wrap=True)
+            found[stage.stage] = {"ok": stage.ok, "error": stage.error, "later": stage.later}
+        ok = ok and stage.ok
+    return Outcome({"ok": ok, "problems": [], "data": found}, 0 if ok else 1)
+
+
+@app.command(epilog=EXIT_CODES)
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="run folders; several are compared in one report")],
+    output: Annotated[Path | None, typer.Option(help="HTML file; of one run: RUN/report.html")] = None,
+    as_json: Json = False,
+) -> Outcome:
+    """Rebuild the HTML report of a run, or compare several runs."""
+    if output is None and len(runs) > 1:
+        raise ConfigError("a report of several runs belongs to none of them: name its file with --output FILE")
+    from rlhf.evaluate.report import build_report
+    written = build_report(runs, output or runs[0] / "report.html")
+    Console(stderr=as_json).print(f"report: {written}", highlight=False, soft_wrap=True)
+    return Outcome({"report": written})
+
+
+@app.command(epilog=EXIT_CODES)
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="MODEL_FOLDER", help="a trained adapter, for example RUN/dpo/model")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="new folder for the merged model")],
+    dtype: Annotated[Dtype | None, typer.Option(help="precision of the files; without it, that of the base")] = None,
+    max_change: Annotated[float | None, typer.Option(help="largest change of a logit that is accepted, in nats")] = None,
+    as_json: Json = False,
+) -> Outcome:
+    """Merge an adapter into its 16- or 32-bit base: a plain transformers model that is checked to say the same."""
+    from rlhf.models.export import export_merged
+    done = export_merged(folder, out, dtype=dtype, max_change=max_change)
+    Console(stderr=as_json).print(f"merged model: {done.folder} ({done.dtype}); largest change of a logit "
+                                  f"{done.largest_logit_change:.3g} nats, accepted {done.bound:.3g}", highlight=False, soft_wrap=True)
+    return Outcome(done._asdict())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if "--json" not in words:
+        return _outcome(words).code
+    with stdout_for_one_answer() as answer:
+        outcome = _outcome(words)
+        answer.write(json.dumps(_json_value(outcome.answer), allow_nan=False) + "\n")
+    return outcome.code
+
+
+@contextmanager
+def stdout_for_one_answer() -> Iterator[TextIO]:
+    """The real stdout; meanwhile whatever else writes there, libraries and child processes too, ends up on stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as answer:
+            yield answer
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def _outcome(words: list[str]) -> Outcome:
+    try:
+        result = app(words, prog_name="rlhf", standalone_mode=False)
+        if result == INTERRUPTED:
+            raise KeyboardInterrupt
+        return result if isinstance(result, Outcome) else Outcome({})    # no outcome: --help
+    except TyperException as error:
+        return _failure(f"{error.format_message()}\nSee rlhf --help, rlhf COMMAND --help.", (), 2)
+    except RlhfError as error:
+        return _failure(str(error), error.problems if isinstance(error, ConfigError) else (), 2)
+    except (KeyboardInterrupt, Abort):
+        return _failure("interrupted; the same command continues where the last checkpoint was written", (), INTERRUPTED)
+    except Exception as error:
+        traceback.print_exc()
+        return _failure(f"unexpected {type(error).__name__}: {error}\nThis is a fault of the program, not of your input; "
+                        "please report it with the lines above.", (), 3)
+
+
+def _failure(message: str, problems: Sequence[Problem], code: int) -> Outcome:
+    Console(stderr=True).print(f"rlhf: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return Outcome({"ok": False, "error": message, "problems": _as_rows(problems)}, code)
+
+
+def _as_rows(problems: Sequence[Problem]) -> list[dict[str, str]]:
+    return [problem._asdict() for problem in problems]
+
+
+def _json_value(value: Any) -> Any:
+    """What JSON can say of a value: paths are text, non-finite numbers are null."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _json_value(asdict(value))
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
