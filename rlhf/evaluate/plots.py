@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -43,12 +44,13 @@ def curves(title: str, series: Sequence[Series]) -> str:
     for one in series:
         colour, style = COLOURS[one.colour % len(COLOURS)], "--" if one.dashed else "-"
         if one.points:
-            axes.plot(one.x, one.y, linestyle=":", marker="o", markersize=4, linewidth=1, color=colour, label=one.label)
+            joined = ":" if len(one.x) > 2 else ""      # a line between before and after would tell of steps in between
+            axes.plot(one.x, one.y, linestyle=joined, marker="o", markersize=4, linewidth=1, color=colour, label=one.label)
         elif len(one.y) < SMOOTH_FROM:
             axes.plot(one.x, one.y, style, color=colour, linewidth=1.6, label=one.label)
         else:
             axes.plot(one.x, one.y, style, color=colour, linewidth=0.7, alpha=0.3)
-            axes.plot(one.x, moving_average(one.y, len(one.y) // 20), style, color=colour, linewidth=1.7, label=one.label)
+            axes.plot(one.x, moving_average(one.y, len(one.y) // 40), style, color=colour, linewidth=1.7, label=one.label)
     lowest, highest = min(min(one.y) for one in series), max(max(one.y) for one in series)
     if lowest == highest:
         axes.set_ylim(lowest - (abs(lowest) or 1.0) / 2, highest + (abs(highest) or 1.0) / 2)
@@ -83,13 +85,11 @@ def bars(title: str, rows: Sequence[Bar], *, percent: bool, line_at: float | Non
     return data_uri(figure)
 
 
-def moving_average(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and up to `window - 1` before it."""
-    sums = [0.0]
-    for value in values:
-        sums.append(sums[-1] + value)
-    starts = (max(0, end - window) for end in range(1, len(sums)))
-    return [(sums[end] - sums[start]) / (end - start) for end, start in enumerate(starts, start=1)]
+def moving_average(values: Sequence[float], reach: int) -> list[float]:
+    """Mean of each value and its neighbours up to `reach` places away, fewer but as many on each side near the ends."""
+    sums = [0.0, *accumulate(values)]
+    widths = (min(reach, place, len(values) - 1 - place) for place in range(len(values)))
+    return [(sums[place + width + 1] - sums[place - width]) / (2 * width + 1) for place, width in enumerate(widths)]
 
 
 def new_figure(width: float, height: float) -> tuple[Figure, Axes]:

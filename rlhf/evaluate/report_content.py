@@ -148,7 +148,7 @@ def token_cells(report: Mapping[str, Any]) -> dict[str, str]:
     for key, value in report.items():
         label = key.replace("_", " ")
         if key.endswith("_lengths") and isinstance(value, dict):
-            cells[f"{label}, 50 / 90 / 99 / 100 %"] = " / ".join(number(value.get(name, "–")) for name in ("p50", "p90", "p99", "longest"))
+            cells[f"{label}, 50/90/99/100 %"] = "/".join(number(value.get(name, "–")) for name in ("p50", "p90", "p99", "longest"))
         elif isinstance(value, int | float):
             cells[label] = number(value)
     return cells

@@ -3,7 +3,7 @@
     python tests/distributed/kill_resume.py --kills 20                 # sft and dpo
     python tests/distributed/kill_resume.py --kills 20 --stages dpo --seed 7 --folder /tmp/kill-resume
 
-Shuffled, with dropout, gradient accumulation and evaluations, 2.5 times as many rows as an epoch has. Compared: every figure of every line
+Shuffled, with dropout, gradient accumulation and evaluations, ending in mid-epoch. Compared: every figure of every line
 of train_log.jsonl but times and memory, and every byte of the saved weights. Ends with 1 when anything differs.
 """
 

@@ -175,5 +175,6 @@ def test_terminal_summary_fits_eighty_columns(tmp_path: Path) -> None:
 
 
 def test_moving_average_by_hand() -> None:
-    assert moving_average([3.0, 5.0, 7.0, 1.0], 2) == [3.0, 4.0, 6.0, 4.0]
-    assert moving_average([3.0, 5.0], 9) == [3.0, 4.0]
+    assert moving_average([3.0, 5.0, 7.0, 1.0, 9.0], 1) == [3.0, 5.0, 13 / 3, 17 / 3, 9.0]
+    assert moving_average([1.0, 2.0, 3.0, 4.0, 5.0], 2) == [1.0, 2.0, 3.0, 4.0, 5.0]       # a straight line stays where it is
+    assert moving_average([3.0, 5.0], 9) == [3.0, 5.0]
