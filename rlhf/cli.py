@@ -62,7 +62,7 @@ RunArguments = Annotated[list[str], typer.Argument(metavar="RECIPE|KEY=VALUE", s
                                                    help="recipe file, then overrides such as dpo.beta=0.2 or model.method=qlora")]
 StageArguments = Annotated[list[str], typer.Argument(metavar="RECIPE|KEY=VALUE", show_default=False,
                                                      help="recipe file and overrides, or overrides alone")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="start over: what the run folder holds of these stages is deleted")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="start over: what the run folder holds of these stages is moved to RUN/replaced")]
 Json = Annotated[bool, typer.Option("--json", help="exactly one JSON object on stdout; everything else on stderr")]
 Records = Literal["preferences", "demonstrations"]
 
@@ -147,10 +147,12 @@ def check(
     if overrides:
         raise ConfigError(f"{overrides[0]}: overrides belong to a recipe; for data use --format, --template, --max-length")
     from rlhf.data.check import as_dict, check_data, render
-    from rlhf.ops.check_inputs import embedding_rows, load_tokenizer_only
+    from rlhf.models.loading import find_source, load_tokenizer
+    from rlhf.ops.check_inputs import embedding_rows
+    model = None if tokenizer is None else find_source(tokenizer)
     report = check_data(DataConfig(train=str(named), format=layout, template=template, max_length=max_length),
-                        None if tokenizer is None else load_tokenizer_only(tokenizer), records=records,
-                        embedding_rows=None if tokenizer is None else embedding_rows(tokenizer))
+                        None if model is None else load_tokenizer(model), records=records,
+                        embedding_rows=None if model is None else embedding_rows(model))
     render(report, Console(stderr=as_json))
     return Outcome(as_dict(report), 0 if report.ok else 1)
 

@@ -54,6 +54,8 @@ class LoraConfig:
     def conflicts(self) -> Iterator[Problem]:
         if self.r < 1:
             yield Problem("r", f"must be at least 1, got {self.r}")
+        if self.alpha <= 0:
+            yield Problem("alpha", f"must be > 0, got {self.alpha}: at 0 an adapter changes nothing, below it learning is reversed")
         if not 0 <= self.dropout < 1:
             yield Problem("dropout", f"must be in [0, 1), got {self.dropout}")
 
@@ -91,6 +93,8 @@ class DataConfig:
     def conflicts(self) -> Iterator[Problem]:
         if not 0 <= self.holdout_percent < 100:
             yield Problem("holdout_percent", f"must be in [0, 100), got {self.holdout_percent}")
+        if self.holdout is not None and self.holdout_percent != 5.0:
+            yield Problem("holdout_percent", "is set beside holdout; with separate files no prompts are held out by hash. Remove one of them")
         if self.max_length < 8:
             yield Problem("max_length", f"must be at least 8 tokens, got {self.max_length}")
         if not 0 <= self.max_rejected <= 1:
@@ -146,7 +150,7 @@ class LoopConfig:
     epochs: Annotated[float, Key("passes over the training rows", "epochs")] = 1.0
     max_steps: Annotated[int | None, Key("stop after so many steps, whatever epochs says", "steps")] = None
     evaluate_every: Annotated[int | None, Key("evaluate on the held-out rows; None: only before and after", "steps")] = None
-    save_every: Annotated[int | None, Key("write a checkpoint; None: only at the end", "steps")] = 100
+    save_every: Annotated[int | None, Key("write a checkpoint to continue from, with patience at every evaluation; None: never (the model is saved at the end all the same)", "steps")] = 100
     save_total_limit: Annotated[int, Key("checkpoints kept, the newest and the best", "checkpoints")] = 2
     patience: Annotated[int | None, Key("stop after so many evaluations without a better eval_loss, and keep the best", "evaluations")] = None
     trackers: Annotated[tuple[Tracker, ...], Key("where metrics go besides train_log.jsonl")] = ()
@@ -163,6 +167,14 @@ class LoopConfig:
             yield Problem("patience", "needs evaluate_every: without evaluations nothing can be compared")
 
 
+def unevaluated(data: DataConfig, loop: LoopConfig) -> Iterator[Problem]:
+    """Settings of the loop that evaluate, where the data hold nothing out."""
+    for name in ("evaluate_every", "patience"):
+        if getattr(loop, name) is not None and data.holdout is None and data.holdout_percent == 0:
+            yield Problem(f"loop.{name}", "is set, but data.holdout_percent is 0: there is nothing to evaluate on. Hold some prompts out, "
+                          "or remove it")
+
+
 @dataclass(frozen=True, kw_only=True)
 class SftConfig:
     __pydantic_config__ = STRICT
@@ -174,6 +186,9 @@ class SftConfig:
     batch: Annotated[BatchConfig, Key("rows and tokens of a step")] = field(default_factory=BatchConfig)
     loop: Annotated[LoopConfig, Key("length, evaluation, checkpoints")] = field(default_factory=LoopConfig)
     layout: Annotated[Layout, Key("packed: unpadded rows; padded: one row a sequence; auto: packed where the model can")] = "auto"
+
+    def conflicts(self) -> Iterator[Problem]:
+        yield from unevaluated(self.data, self.loop)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,10 +215,10 @@ class DpoConfig:
         return {str(name): weight for name, weight in self.loss.items()} if isinstance(self.loss, dict) else {self.loss: 1.0}
 
     def conflicts(self) -> Iterator[Problem]:
+        yield from unevaluated(self.data, self.loop)
+        yield from self._wrong_losses()
         if self.beta <= 0:
             yield Problem("beta", f"must be > 0, got {self.beta}")
-        if not self.losses():
-            yield Problem("loss", "names no loss")
         if not 0 <= self.label_smoothing <= 0.5:
             yield Problem("label_smoothing", f"must be in [0, 0.5], got {self.label_smoothing}")
         if self.label_smoothing == 0.5 and "robust" in self.losses():
@@ -214,10 +229,25 @@ class DpoConfig:
         coupled = sorted({"aot", "aot_unpaired"} & set(self.losses()))
         if self.smoothing_from_votes and coupled:
             yield Problem("smoothing_from_votes", f"gives each pair its own smoothing, but {coupled[0]} sorts the pairs; use label_smoothing")
+        if coupled and (self.batch.per_microbatch != self.batch.per_step or self.batch.tokens_per_microbatch is not None):
+            yield Problem("loss", f"{coupled[0]} sorts all pairs of a step, so a step must be one microbatch: set batch.per_microbatch to "
+                          f"per_step ({self.batch.per_step}) and no tokens_per_microbatch")
+        for name, loss, default in (("simpo_gamma", "simpo", 0.5), ("discopop_tau", "discopop", 0.05)):
+            if getattr(self, name) != default and loss not in self.losses():
+                yield Problem(name, f"is set, but no loss of {sorted(self.losses())} reads it; use {loss}, or remove it")
         if not 0 < self.discopop_tau <= 1:
             yield Problem("discopop_tau", f"must be in (0, 1], got {self.discopop_tau}")
         if (self.label_smoothing or self.smoothing_from_votes) and not smoothed:
             yield Problem("label_smoothing", f"no loss of {sorted(self.losses())} reads it; use sigmoid, robust, exo_pair or aot, or remove it")
+
+    def _wrong_losses(self) -> Iterator[Problem]:
+        if not self.losses():
+            yield Problem("loss", "names no loss")
+        for name, weight in self.losses().items():
+            if weight <= 0:
+                yield Problem("loss", f"the weight of {name} must be > 0, got {weight}: a negative one would raise what it should lower")
+        if self.precompute_reference and set(self.losses()) <= {"simpo", "orpo", "sft"}:
+            yield Problem("precompute_reference", f"is set, but no loss of {sorted(self.losses())} has a reference; remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +282,8 @@ class EvaluateConfig:
         for name in ("samples", "max_new_tokens", "batch", "resamples"):
             if getattr(self, name) < (0 if name == "samples" else 1):
                 yield Problem(name, f"is too small: {getattr(self, name)}")
+        if self.limit is not None and self.limit < 1:
+            yield Problem("limit", f"must be at least 1 prompt, got {self.limit}")
 
 
 StageKind = Literal["prepare", "sft", "dpo", "evaluate"]

@@ -13,17 +13,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rlhf.config import DpoConfig
+from rlhf.config import DpoConfig, Dtype
 from rlhf.data.formats import load_preferences
 from rlhf.data.prepared import prepare
-from rlhf.data.templates import template_for
-from rlhf.errors import ConfigError
-from rlhf.fitting import FitResult, Site, fit
+from rlhf.fitting import FitResult, Site, fit, with_template
 from rlhf.guards import ZERO_IS_LEGAL_LOSSES, expect_step_0
-from rlhf.maths.losses import COUPLES_ROWS, NEEDS_REFERENCE, PairLogps, combined, implicit_rewards
+from rlhf.maths.losses import NEEDS_REFERENCE, PairLogps, combined, implicit_rewards
 from rlhf.models.attention import choose_layout, evaluating
 from rlhf.models.loading import load_policy
 from rlhf.models.packing import PackedBatch, response_logps
+from rlhf.models.precision import computing_in
 from rlhf.models.roles import Reference, reference_for
 from rlhf.reference_scores import precomputed_scores
 from rlhf.step_plan import StepTotals
@@ -71,12 +70,13 @@ class DpoObjective:
             return response_logps(module, batch).logps.view(-1, 2)
 
     @torch.no_grad()
-    def check_start(self, model: nn.Module, batch: PackedBatch, *, dtype: str) -> None:
+    def check_start(self, model: nn.Module, batch: PackedBatch, *, dtype: Dtype) -> None:
         """Before the first step the policy must be the reference. Raises GuardError."""
         if self.reference is None:
             return
-        with evaluating(model):
-            pairs = self.pairs(model, batch.to(next(model.parameters()).device), chosen_tokens_per_pair=1.0)
+        device = next(model.parameters()).device
+        with evaluating(model), computing_in(dtype, device):
+            pairs = self.pairs(model, batch.to(device), chosen_tokens_per_pair=1.0)
         compared = {name: weight for name, weight in self.config.losses().items() if name in NEEDS_REFERENCE}
         loss = combined(compared, pairs, beta=self.config.beta, simpo_gamma=self.config.simpo_gamma, discopop_tau=self.config.discopop_tau)
         chosen, rejected = implicit_rewards(pairs, beta=self.config.beta)
@@ -96,8 +96,8 @@ def pair_metrics(pairs: PairLogps, *, beta: float) -> dict[str, Mean]:
 def train(config: DpoConfig, site: Site) -> FitResult:
     """Run the stage in its folder: policy, data, reference, loop, guards, saved model."""
     policy = load_policy(site.model, method=config.method or site.model.method, start=site.start, seed=site.seed)
-    data = prepare(load_preferences(config.data), config.data, template_for(policy.tokenizer, config.data.template), site.folder)
-    require_uncoupled(config, rows=len(data.train))
+    policy, template = with_template(policy, config.data.template, site.console)
+    data = prepare(load_preferences(config.data), config.data, template, site.folder)
     layout = choose_layout(policy.model, config.layout)
     reference = reference_for(policy) if set(config.losses()) & NEEDS_REFERENCE else None
     scores = None
@@ -107,11 +107,3 @@ def train(config: DpoConfig, site: Site) -> FitResult:
     return fit(policy, objective, data, optim=config.optim, batch=config.batch, loop=config.loop, site=site, layout=layout,
                reference=reference, zero_loss_is_legal=bool(set(config.losses()) & ZERO_IS_LEGAL_LOSSES),
                check_start=lambda model, batch: objective.check_start(model, batch, dtype=site.model.dtype))
-
-
-def require_uncoupled(config: DpoConfig, *, rows: int) -> None:
-    """Losses that sort the pairs of a batch mean something else when a step is cut into microbatches."""
-    coupled = sorted(set(config.losses()) & COUPLES_ROWS)
-    if coupled and min(config.batch.per_step, rows) > config.batch.per_microbatch:
-        raise ConfigError(f"dpo.loss {', '.join(coupled)} compares all pairs of a step; batch.per_microbatch "
-                          f"({config.batch.per_microbatch}) must equal batch.per_step ({config.batch.per_step})")

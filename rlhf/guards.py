@@ -19,12 +19,12 @@ from typing_extensions import override
 
 from rlhf.distributed.state import latest_checkpoint
 from rlhf.errors import GuardError
+from rlhf.maths.losses import NEEDS_REFERENCE
 from rlhf.step_log import StepLog
 
 LN2 = math.log(2)
 LN2_LOSSES = frozenset({"sigmoid", "robust", "aot", "aot_unpaired", "sigmoid_norm"})
 """Losses that are ln 2 for every pair, whatever the smoothing, where policy = reference."""
-REFERENCE_FREE_LOSSES = frozenset({"simpo", "orpo", "sft"})
 ZERO_IS_LEGAL_LOSSES = frozenset({"hinge"})
 """Losses that are exactly 0 once every pair is past its margin."""
 STEP_0_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 5e-3}
@@ -58,7 +58,7 @@ def expect_step_0(*, loss: float, largest_margin: float, losses: Mapping[str, fl
     `losses` are names and weights, `largest_margin` is the largest |reward margin| of the pairs; both taken in evaluation mode (dropout
     makes the two differ). Combinations with a loss that does not compare with the reference only have their margin checked.
     """
-    if set(losses) <= REFERENCE_FREE_LOSSES:
+    if not set(losses) & NEEDS_REFERENCE:
         return
     tolerance = STEP_0_TOLERANCE[dtype]
     if not abs(largest_margin) <= 2 * tolerance:
@@ -78,13 +78,11 @@ def expect_same_reference(*, before: str, after: str) -> None:
                          "A module of it is shared with the policy, or has requires_grad set.")
 
 
-def expect_trained(*, untrained_adapters: Sequence[str], untrained_heads: Sequence[str] = (),
-                   missing_from_save: Sequence[str] = ()) -> None:
-    """After training: every adapter has moved (B is no longer zero), every head too, and each of them is in the saved files."""
+def expect_trained(*, untrained_adapters: Sequence[str] = (), missing_from_save: Sequence[str] = ()) -> None:
+    """After training: every adapter has moved (B is no longer zero), and whatever was trained is in the saved files."""
     faults = [
         f"{what}: {named_briefly(names)}" for what, names in (
             ("adapters whose B is still zero", untrained_adapters),
-            ("heads that are as they were initialised", untrained_heads),
             ("trained, but not in the saved files", missing_from_save),
         ) if names
     ]

@@ -9,6 +9,7 @@ import torch
 from rlhf.config import BatchConfig
 from rlhf.fitting import Site
 from rlhf.models.packing import Layout, pack, response_logps
+from rlhf.models.precision import computing_in
 from rlhf.models.reference_cache import ReferenceScores, Scores
 from rlhf.models.roles import Reference
 from rlhf.progress import progress
@@ -34,7 +35,7 @@ def precomputed_scores(reference: Reference, runs: Sequence[TokenRun], *, batch:
             scores: list[Scores] = [()] * len(part)
             for rows in evaluation_batches(part, batch, packed=layout == "packed", world_size=1, rank=0):
                 packed = pack([part[row] for row in rows.rows], layout=layout).to(device)
-                with torch.no_grad():
+                with torch.no_grad(), computing_in(site.model.dtype, device):
                     values = iter(response_logps(module, packed).logps.tolist())
                 for row in rows.rows:
                     scores[row] = tuple(next(values) for _ in part[row].responses)

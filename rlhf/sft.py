@@ -14,8 +14,7 @@ from torch import nn
 from rlhf.config import SftConfig
 from rlhf.data.formats import load_demonstrations
 from rlhf.data.prepared import prepare
-from rlhf.data.templates import template_for
-from rlhf.fitting import FitResult, Site, fit
+from rlhf.fitting import FitResult, Site, fit, with_template
 from rlhf.models.attention import choose_layout
 from rlhf.models.loading import load_policy
 from rlhf.models.packing import PackedBatch, response_logps
@@ -36,6 +35,7 @@ class SftObjective:
 def train(config: SftConfig, site: Site) -> FitResult:
     """Run the stage in its folder: data, model, loop, guards, saved model."""
     policy = load_policy(site.model, method=config.method or site.model.method, start=site.start, seed=site.seed)
-    data = prepare(load_demonstrations(config.data), config.data, template_for(policy.tokenizer, config.data.template), site.folder)
+    policy, template = with_template(policy, config.data.template, site.console)
+    data = prepare(load_demonstrations(config.data), config.data, template, site.folder)
     return fit(policy, SftObjective(), data, optim=config.optim, batch=config.batch, loop=config.loop, site=site,
                layout=choose_layout(policy.model, config.layout))

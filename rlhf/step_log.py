@@ -20,8 +20,8 @@ import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from typing_extensions import override
 
-from rlhf.distributed.state import replace_file
 from rlhf.errors import GuardError, StorageError
+from rlhf.whole_files import replace_file
 
 Line = Mapping[str, float | int | str]
 

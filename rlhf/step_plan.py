@@ -145,9 +145,9 @@ class StepPlan:
         """Tokens that the devices forward in this step."""
         return sum(self.tokens[row] for row in self._step_rows[step])
 
-    def padded_tokens(self) -> int:
-        """What one padded row a response would forward for the same microbatches in the whole run."""
-        microbatches = (rows for step in range(self.steps) for rank in self.microbatches_of(step) for rows in rank)
+    def padded_tokens(self, steps: int) -> int:
+        """What one padded row a response would forward for the same microbatches in the first so many steps."""
+        microbatches = (rows for step in range(steps) for rank in self.microbatches_of(step) for rows in rank)
         return sum(padded_size([self.runs[row] for row in rows]) for rows in microbatches)
 
     def epoch_at(self, step: int) -> float:
@@ -158,7 +158,6 @@ class StepPlan:
     def microbatch_count(self) -> int:
         """Microbatches of one device in the whole run."""
         return (self.steps - 1) * self.accumulation + len(self.microbatches_of(self.steps - 1)[0])
-
 
 
 @dataclass(frozen=True, slots=True)

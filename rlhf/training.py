@@ -1,8 +1,8 @@
 """The one training loop: transformers.Trainer, an objective handed in, and nothing but documented hooks.
 
-`compute_loss`, `get_train_dataloader`, `evaluate` and `log` are overridden; checkpoints, schedulers, trackers, mixed precision and
-launchers are the Trainer's own. Losses are divided by what the whole step holds, so micro-batches of any size and any number of devices
-give one loss curve. (Why not the trainers of TRL: docs/architecture.md.)
+`get_train_dataloader`, `get_batch_samples`, `compute_loss`, `log` and `evaluate` are overridden; checkpoints, schedulers, trackers, mixed
+precision and launchers are the Trainer's own. Losses are divided by what the whole step holds, so micro-batches of any size and any
+number of devices give one loss curve. (Why not the trainers of TRL: docs/architecture.md.)
 """
 
 from __future__ import annotations
@@ -123,7 +123,6 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc]
         self.objective, self.plan, self.batch, self.layout, self.guards = objective, plan, batch, layout, guards
         self.evaluation_rows, self.evaluation_bar = evaluation_rows, evaluation_bar
         self.sums = MetricSums()
-        self.last_evaluation: tuple[int, dict[str, float]] | None = None
         super().__init__(model=model, args=args, processing_class=tokenizer, callbacks=[EpochOfRows(plan), *callbacks],
                          train_dataset=MicrobatchDataset(plan, layout=layout, rank=rank()), eval_dataset=evaluation_rows)
 
@@ -174,13 +173,16 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc]
         metrics: dict[str, float] = {f"{metric_key_prefix}_{name}": value for name, value in sums.take().items()}
         self.log(dict(metrics))     # the Trainer adds to what it is given
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        self.last_evaluation = (self.state.global_step, metrics)
         return metrics
 
     def evaluation_at_end(self) -> dict[str, float]:
-        """Metrics of the model as it is now; the evaluation of the last step is not repeated unless an earlier, better model was loaded."""
-        if self.last_evaluation is not None and not self.args.load_best_model_at_end and self.last_evaluation[0] == self.state.global_step:
-            return self.last_evaluation[1]
-        return self.evaluate()
+        """Metrics of the model as it is now; what an evaluation of the same step has found is not measured again."""
+        kept = self.kept_step()
+        known = [line for line in self.state.log_history if line["step"] == kept and "eval_loss" in line]
+        return {name: value for name, value in known[-1].items() if name.startswith("eval_")} if known else self.evaluate()
 
-
+    def kept_step(self) -> int:
+        """The step whose weights the model has after training: the last, or the best one that the Trainer has loaded at the end."""
+        best_was_loaded = self.args.load_best_model_at_end and self.state.best_model_checkpoint is not None
+        step: int = self.state.best_global_step if best_was_loaded else self.state.global_step
+        return step

@@ -18,7 +18,7 @@ from rich.text import Text
 from rlhf.config import DataConfig
 from rlhf.data.formats import DataSet, load_demonstrations, load_preferences
 from rlhf.data.rejects import Reject
-from rlhf.data.templates import PROBE_QUESTION, Template, special_tokens, template_for
+from rlhf.data.templates import PROBE_QUESTION, TRL_STANDS_IN, Template, special_tokens, template_for
 from rlhf.data.tokens import ROWS_NAMED, Lengths, TokenReport, Tokens, responses_of, tokenise
 from rlhf.errors import ModelError
 from rlhf.records import Demonstration, PreferenceRecord, Prompt, Record, TokenRun
@@ -157,7 +157,7 @@ def check_set(data: DataSet[PreferenceRecord] | DataSet[Demonstration], config: 
         except ModelError as error:
             findings.append(Finding("error", "template_unusable", 0, (), str(error), "repair the tokenizer or set data.template"))
         else:
-            findings += bos_findings(template)
+            findings += template_findings(template)
             sides = {name: tokenise(side, template, max_length=config.max_length, on_long=config.on_long)
                      for name, side in (("train", data.train), ("holdout", data.holdout))}
             runs = sides["train"].runs or sides["holdout"].runs
@@ -189,6 +189,13 @@ def tokenizer_findings(tokenizer: PreTrainedTokenizerBase, embedding_rows: int |
     if embedding_rows is not None and needed > embedding_rows:
         yield about_tokenizer("error", "vocabulary_too_large", f"ids go up to {needed - 1}, the model has {embedding_rows} embeddings",
                               "use the model's own tokenizer, or resize its embeddings before training")
+
+
+def template_findings(template: Template) -> Iterator[Finding]:
+    if template.replaced:
+        yield about_tokenizer("note", "chat_template_replaced", f"{TRL_STANDS_IN}: {template.replaced}",
+                              "nothing: it is used for training and generation, and saved with the model")
+    yield from bos_findings(template)
 
 
 def bos_findings(template: Template) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -30,9 +29,12 @@ from rlhf.errors import DataError
 
 # Scored and ranked lists
 
+LARGEST_NUMBER = 1e15
+"""Beyond it, sums of whole numbers are no longer exact. NaN is not below it either."""
+
 
 def _number(value: object, where: str, reason: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST_NUMBER:
         raise RowError(reason, f"{where} is {described(value)}, not a finite number")
     return value
 
@@ -244,7 +246,7 @@ def read_records(row: Row) -> Drafts:
             assert isinstance(listed, Draft) and listed.ranks is not None
             responses, ranks = listed.responses, listed.ranks
         case _:
-            raise RowError("bad_schema", f"schema is {schema[:20]!r}; known: demonstration/1, preference/1, ranked/1")
+            raise RowError("bad_schema", f"schema is none of demonstration/1, preference/1, ranked/1")
     votes, agreement = _number(value_of(row, "votes"), "votes", "bad_vote"), _number(value_of(row, "agreement"), "agreement", "bad_vote")
     if votes < 1 or votes != int(votes) or not 0 <= agreement <= 1:
         raise RowError("bad_vote", f"votes is {votes}, agreement is {agreement}; a whole number from 1 and a share are needed")
@@ -252,4 +254,4 @@ def read_records(row: Row) -> Drafts:
 
 
 def is_records(rows: Sequence[Row]) -> bool:
-    return all(row.get("schema") in {"demonstration/1", "preference/1", "ranked/1"} for row in rows)
+    return all(row.get("schema") in ("demonstration/1", "preference/1", "ranked/1") for row in rows)

@@ -83,14 +83,14 @@ def detect(source: str, rows: Sequence[Row]) -> Layout:
     except DataError as error:
         raise DataError(f"{source}: {error}") from None
     if not fitting:
-        raise DataError(f"{source}: no layout has these columns: {', '.join(columns) or 'none'}. {_nearest(columns)}"
+        raise DataError(f"{source}: no layout has these columns: {layouts.listed(columns)}. {_nearest(columns)}"
                         "Rename the columns, or see the table in docs/data.md")
     if any(layout.judged for layout, _ in fitting):
         fitting = [(layout, signature) for layout, signature in fitting if layout.judged]
     widest = [(layout, signature) for layout, signature in fitting if not any(signature < other for _, other in fitting)]
     if len(widest) > 1:
         choices = "; ".join(f"{layout.name} ({', '.join(sorted(signature))})" for layout, signature in widest)
-        raise DataError(f"{source}: the columns {', '.join(columns)} can be read in more than one way: {choices}. "
+        raise DataError(f"{source}: the columns {layouts.listed(columns)} can be read in more than one way: {choices}. "
                         "Say which with data.format")
     return widest[0][0]
 

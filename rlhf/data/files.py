@@ -65,38 +65,52 @@ def expand(sources: Sequence[str]) -> list[Source]:
     found = [source for text in sources for source in _expand_one(text)]
     if not found:
         raise DataError("no data source is named; give a file, a glob or a hub name")
-    names = [source.name for source in found]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise DataError(f"named twice: {', '.join(repeated)}; every row of it would be a duplicate. Name each file once")
+    places: dict[Path | str, str] = {}
+    for source in found:
+        place = source.name if source.path is None else source.path.resolve()
+        if place in places:
+            names = source.name if places[place] == source.name else f"{places[place]} and {source.name} are one file"
+            raise DataError(f"named twice: {names}; every row of it would be a duplicate. Name each file once")
+        places[place] = source.name
     return found
 
 
 def _expand_one(text: str) -> list[Source]:
-    path = Path(text).expanduser()
-    if path.is_file():
+    try:
+        path = Path(text).expanduser()
+        is_file, is_folder = path.is_file(), path.is_dir()
+    except (OSError, RuntimeError) as error:       # a name longer than names can be, a ~user who is not there
+        raise DataError(f"{text[:80]!r} is no name of a file: {error}") from error
+    if is_file:
         return [Source(text, path)]
-    if path.is_dir():
+    if is_folder:
         raise DataError(f"{text} is a folder; name its files, for example {text.rstrip('/')}/*.jsonl")
     hub = _HUB.fullmatch(text)
     if hub and hub["options"]:
         return [Source(text, None)]
     if any(sign in text for sign in "*?["):
-        files = [Source(str(match), match) for match in sorted(_matches(path)) if match.is_file()]
-        if not files:
-            raise DataError(f"no file matches {text} (looked in {Path.cwd()})")
-        return files
+        return [Source(str(match), match) for match in _matches(text, path)]
     if hub is None or container_of(path) is not None:
         raise DataError(f"no such file: {text} (looked in {Path.cwd()})")
     return [Source(text, None)]
 
 
-def _matches(pattern: Path) -> Iterator[Path]:
-    """Files below the part of the pattern that has no wildcard."""
+def _matches(text: str, pattern: Path) -> list[Path]:
+    """Files below the part of the pattern that has no wildcard, by name."""
     base = pattern
     while any(sign in str(base) for sign in "*?["):
         base = base.parent
-    return base.glob(str(pattern.relative_to(base)))
+    try:
+        found = sorted(base.glob(str(pattern.relative_to(base))))
+    except ValueError as error:
+        raise DataError(f"{text} is no pattern of file names: {error}") from error
+    dangling = [match for match in found if match.is_symlink() and not match.exists()]
+    if dangling:
+        raise DataError(f"{text}: {dangling[0]} is a link to a file that is not there; remove the link or restore the file")
+    files = [match for match in found if match.is_file()]
+    if not files:
+        raise DataError(f"no file matches {text} (looked in {Path.cwd()})")
+    return files
 
 
 def container_of(path: Path) -> str | None:
@@ -181,6 +195,8 @@ def _json_lines(lines: Iterable[bytes]) -> Iterator[Line]:
 def _read_json(name: str, stream: io.BufferedIOBase) -> Iterator[Line]:
     """An array of objects, or, as many .json files are, one object a line."""
     data = b"".join(_byte_lines(name, stream))
+    if not data.strip():
+        return
     first_line = data.lstrip().partition(b"\n")[0]
     if first_line.startswith(b"{"):
         if isinstance(parse_json(first_line), RowError):
@@ -198,6 +214,11 @@ def _read_json(name: str, stream: io.BufferedIOBase) -> Iterator[Line]:
         raise DataError(f"{name} holds a {type(rows).__name__}; an array of rows is needed")
     for number, row in enumerate(rows, 1):
         yield Line(number, row if isinstance(row, dict) else RowError("not_an_object", f"the row is a {type(row).__name__}"))
+
+
+def _require_distinct(name: str, columns: Sequence[str]) -> None:
+    if len(set(columns)) != len(columns):
+        raise DataError(f"{name}: a column name appears twice: {', '.join(columns)}; rename one of the two")
 
 
 @contextmanager
@@ -218,8 +239,9 @@ def _read_csv(name: str, stream: io.BufferedIOBase) -> Iterator[Line]:
             header = next(reader, None)
             if header is None:
                 return
-            if len(set(header)) != len(header):
-                raise DataError(f"{name}: a column name appears twice in the header: {', '.join(header)}")
+            if len(header) == 1 and (other := next((sign for sign in ";\t|" if sign in header[0]), None)):
+                raise DataError(f"{name}: the columns are separated by {other!r}; a CSV file has commas. Convert it, or save it as JSONL")
+            _require_distinct(name, header)
             for number, cells in enumerate((cells for cells in reader if cells), 1):
                 yield Line(number, _csv_row(header, cells))
         except csv.Error as error:
@@ -232,6 +254,10 @@ def _csv_row(header: list[str], cells: list[str]) -> Row | RowError:
     broken = [column for column, cell in zip(header, cells, strict=True) if not cell.isascii() and re.search("[\udc80-\udcff]", cell)]
     if broken:
         return RowError("bad_encoding", f"{broken[0]} holds bytes that are not UTF-8")
+    printed = [column for column, cell in zip(header, cells, strict=True)
+               if column in _JSON_COLUMNS | _MESSAGE_COLUMNS and _PRINTED_BY_PYTHON.match(cell)]
+    if printed:
+        return RowError("bad_csv", f"{printed[0]} holds messages as Python prints them, not as JSON")
     return {column: structured(column, cell) for column, cell in zip(header, cells, strict=True)}
 
 
@@ -239,13 +265,15 @@ _JSON_COLUMNS = frozenset({"messages", "conversations", "responses", "scores", "
                            "annotator1", "annotator2", "annotator3", "votes", "agreement"})
 _MESSAGE_COLUMNS = frozenset({"prompt", "chosen", "rejected", "response", "completion"})
 _ROLE_KEYS = frozenset({"role", "from", "messages"})
+_PRINTED_BY_PYTHON = re.compile(r"\s*\[?\s*\{\s*'(?:role|content|from|value)'\s*:")
+"""What pandas writes into a CSV file for a column of messages. Read as text, the brackets would be trained on."""
 
 
 def structured(column: str, cell: str) -> object:
     """Lists, objects and numbers of a CSV cell, written as JSON. `prompt`, `chosen` and the like are text unless they hold messages."""
     if column in _JSON_COLUMNS or (column in _MESSAGE_COLUMNS and cell[:1] in ("[", "{")):
         try:
-            value = json.loads(cell)
+            value = json.loads(cell, object_pairs_hook=_distinct_keys)
         except (ValueError, RecursionError):
             return cell             # the layout says what is wrong with it, if it reads the column at all
         if column in _JSON_COLUMNS or _holds_messages(value):
@@ -266,11 +294,14 @@ def _read_parquet(name: str, stream: io.BufferedIOBase) -> Iterator[Line]:
     number = 0
     try:
         table = pyarrow.parquet.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, gzip.GzipFile) else stream)
+        _require_distinct(name, table.schema_arrow.names)
         for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
                 yield Line(number, row)
-    except pyarrow.ArrowException as error:
+    except DataError:
+        raise
+    except (pyarrow.ArrowException, ValueError, OverflowError) as error:    # ValueError: text that is not UTF-8, dates beyond Python's
         raise DataError(f"{name}: not readable as Parquet after row {number}: {error}") from error
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from rlhf.config import DataConfig
 from rlhf.data.detect import SAMPLE_ROWS, Layout, detect, layout_named, require_layout_name
@@ -20,8 +20,8 @@ from rlhf.data.rejects import Reject, RowError, count_reasons
 from rlhf.errors import DataError
 from rlhf.records import Demonstration, PreferenceRecord, RankedRecord, Record
 
-MERGED = "merged_demonstrations"
-"""Key in `DataSet.repaired`: records that gave a demonstration which another had given already (one chosen response in several pairs)."""
+MERGED_DEMONSTRATIONS, MERGED_PAIRS = "merged_demonstrations", "merged_pairs"
+"""Keys in `DataSet.repaired`: what several records gave (one chosen response in several pairs, one pair in several rankings)."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,14 @@ def _require_columns(source: str, layout: Layout, rejects: Sequence[Reject], *, 
         raise DataError(f"{source}: no row has what layout {layout.name} needs: {lacking[0].detail}")
 
 
-def as_demonstrations(reading: Reading) -> tuple[list[Demonstration], list[Reject]]:
+class Converted(NamedTuple, Generic[R]):
+    kept: list[R]
+    rejects: list[Reject]
+    merged: dict[str, int]
+    """What was given more than once, by its key in `DataSet.repaired`."""
+
+
+def as_demonstrations(reading: Reading) -> Converted[Demonstration]:
     """The response to imitate: of a pair the chosen one, of a ranking the best. Each (prompt, response) once; none is ever rejected."""
     found: dict[str, Demonstration] = {}
     for record in reading.records:
@@ -174,13 +181,14 @@ def as_demonstrations(reading: Reading) -> tuple[list[Demonstration], list[Rejec
             case RankedRecord():
                 demonstration = record.best()
         found.setdefault(demonstration.content_id, demonstration)
-    return list(found.values()), []
+    return Converted(list(found.values()), [], {MERGED_DEMONSTRATIONS: len(reading.records) - len(found)})
 
 
-def as_preferences(reading: Reading) -> tuple[list[PreferenceRecord], list[Reject]]:
+def as_preferences(reading: Reading) -> Converted[PreferenceRecord]:
     """Every strictly ordered pair of every record, each once. Records that hold none are rejected: `tie`, `no_preference`, `disputed`."""
     found: dict[str, PreferenceRecord] = {}
     rejects: list[Reject] = []
+    given = 0
     for record in reading.records:
         match record:
             case PreferenceRecord():
@@ -196,11 +204,10 @@ def as_preferences(reading: Reading) -> tuple[list[PreferenceRecord], list[Rejec
                 continue
             case RankedRecord():
                 pairs = list(record.pairs())
+        given += len(pairs)
         for pair in pairs:
-            first = found.setdefault(pair.content_id, pair)
-            if first is not pair:
-                rejects.append(Reject(record.source, "duplicate", f"a pair of it was in {first.source} already"))
-    return list(found.values()), rejects
+            found.setdefault(pair.content_id, pair)
+    return Converted(list(found.values()), rejects, {MERGED_PAIRS: given - len(found)})
 
 
 def load_demonstrations(config: DataConfig) -> DataSet[Demonstration]:
@@ -211,7 +218,7 @@ def load_preferences(config: DataConfig) -> DataSet[PreferenceRecord]:
     return _load(config, as_preferences)
 
 
-Convert = Callable[[Reading], tuple[list[R], list[Reject]]]
+Convert = Callable[[Reading], Converted[R]]
 
 
 def _load(config: DataConfig, convert: Convert[R]) -> DataSet[R]:
@@ -222,9 +229,9 @@ def _load(config: DataConfig, convert: Convert[R]) -> DataSet[R]:
             sides[record.prompt.split(holdout_percent=config.holdout_percent)].append(record)
         return replace(train, train=tuple(sides["train"]), holdout=tuple(sides["holdout"]))
     holdout = _side(config, config.holdout, convert)
-    both = sorted(train.files.keys() & holdout.files.keys())
+    both = sorted(name for name, digest in train.files.items() if digest in holdout.files.values())
     if both:
-        raise DataError(f"{', '.join(both)} is named as train and as holdout; the holdout must be rows that are never trained on")
+        raise DataError(f"{', '.join(both)} is the same file as one of holdout; the holdout must be rows that are never trained on")
     measured = {record.prompt for record in holdout.train}
     overlap = [Reject(record.source, "in_holdout", "its prompt is in the holdout file too")
                for record in train.train if record.prompt in measured]
@@ -237,8 +244,6 @@ def _load(config: DataConfig, convert: Convert[R]) -> DataSet[R]:
 def _side(config: DataConfig, sources: str | tuple[str, ...], convert: Convert[R]) -> DataSet[R]:
     """All rows of these sources, none held out."""
     reading = read((sources,) if isinstance(sources, str) else sources, layout=config.format, repair=config.repair, limit=config.limit)
-    kept, rejects = convert(reading)
-    repaired = reading.repaired
-    if convert is as_demonstrations and len(kept) < len(reading.records):
-        repaired = {**repaired, MERGED: len(reading.records) - len(kept)}
+    kept, rejects, merged = convert(reading)
+    repaired = reading.repaired | {name: count for name, count in merged.items() if count}
     return DataSet(tuple(kept), (), (*reading.rejects, *rejects), reading.rows, repaired, reading.files, reading.layouts)

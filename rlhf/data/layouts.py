@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlhf.data.drafts import Draft, Turn, Turns
 from rlhf.data.files import Row
@@ -30,6 +30,9 @@ OTHER_NAMES: dict[str, tuple[str, ...]] = {
 _ROLES: dict[str, Role] = {"user": "user", "human": "user", "prompter": "user",
                            "assistant": "assistant", "gpt": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
                            "system": "system", "tool": "tool", "observation": "tool"}
+BEYOND_TEXT = ("tool_calls", "function_call", "reasoning_content", "images", "audio", "videos")
+"""Keys of a message that say more than its text; dropped, the model would learn to answer without it."""
+NAMES_SHOWN = 12
 _TRANSCRIPT_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant): ?")
 
 
@@ -44,7 +47,13 @@ def missing(column: str, columns: Sequence[str]) -> str:
     """What to say of a column that is not there."""
     other = other_name(column, columns)
     hint = f"; did you mean {other!r}? Rename it to {column!r}" if other else ""
-    return f"no column {column!r}; found: {', '.join(columns) or 'none'}{hint}"
+    return f"no column {column!r}; found: {listed(columns)}{hint}"
+
+
+def listed(names: Iterable[object]) -> str:
+    """Names of columns or keys, on one line: the first few, without characters that a terminal would act on."""
+    shown = [repr(str(name)[:40])[1:-1] for name in names]
+    return ", ".join(shown[:NAMES_SHOWN]) + (f" and {len(shown) - NAMES_SHOWN} more" if len(shown) > NAMES_SHOWN else "") or "none"
 
 
 def value_of(row: Row, column: str) -> object:
@@ -74,8 +83,10 @@ def list_of(row: Row, column: str) -> list[object]:
 
 
 def described(value: object) -> str:
-    """Type, and the value itself only where it is not text."""
-    return f"{type(value).__name__} {value}" if isinstance(value, bool | int | float) else f"a {type(value).__name__}"
+    """Type, and the value itself only where it is a number of a usual length."""
+    if isinstance(value, bool | int | float) and len(str(value)) <= 24:
+        return f"{type(value).__name__} {value}"
+    return f"{'an' if type(value).__name__[0] in 'aeiou' else 'a'} {type(value).__name__}"
 
 
 def texts_of(row: Row, column: str) -> list[str]:
@@ -92,17 +103,22 @@ def turn_of(message: object, where: str) -> Turn:
     role_key = "role" if "role" in fields else "from"
     text_key = next((key for key in ("content", "value", "text") if key in fields), "content")
     if role_key not in fields or text_key not in message:
-        raise RowError("not_a_message", f"{where} has the keys {', '.join(message)}; role and content (or from and value) are needed")
+        raise RowError("not_a_message", f"{where} has the keys {listed(message)}; role and content (or from and value) are needed")
+    more = [key for key in BEYOND_TEXT if fields.get(key)]
+    if more:
+        raise RowError("beyond_text", f"{where} has {more[0]}, which no template here is given")
     role = fields[role_key]
     if not isinstance(role, str) or role not in _ROLES:
-        raise RowError("bad_role", f"{where} has the role {str(role)[:20]!r}; known: {', '.join(_ROLES)}")
+        raise RowError("bad_role", f"{where} has a role that is none of {', '.join(_ROLES)}")
     return Turn(_ROLES[role], text_of({f"{where}.{text_key}": message[text_key]}, f"{where}.{text_key}"))
 
 
 def _conversation(value: object, where: str) -> Turns:
     """A list of messages, one message, or {"messages": [...]}."""
+    if isinstance(value, Mapping) and "messages" in value:
+        value = value["messages"]
     if isinstance(value, Mapping):
-        return _conversation(value["messages"], where) if "messages" in value else (turn_of(value, where),)
+        return (turn_of(value, where),)
     if not isinstance(value, list):
         raise RowError("not_a_list", f"{where} is {described(value)}, not a list of messages")
     return tuple(turn_of(message, f"{where}[{index}]") for index, message in enumerate(value))

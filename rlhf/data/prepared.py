@@ -14,6 +14,7 @@ from rlhf.data.templates import Template
 from rlhf.data.tokens import Tokens, tokenise
 from rlhf.errors import DataError
 from rlhf.records import Demonstration, PreferenceRecord, TokenRun
+from rlhf.whole_files import replace_file
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,14 @@ def prepare(data: DataSet[Demonstration] | DataSet[PreferenceRecord], config: Da
     write_rejects(rejects, rejects_file)
     summary: dict[str, object] = {
         "rows": data.rows, "train": len(train.runs), "holdout": len(holdout.runs), "rejected": count_reasons(rejects),
-        "repaired": data.repaired, "layouts": data.layouts, "files": data.files,
+        "repaired": data.repaired, "layouts": data.layouts, "files": data.files, "chat_template_replaced": template.replaced,
         "train_tokens": asdict(train.report), "holdout_tokens": asdict(holdout.report),
     }
-    (folder / "data.json").write_text(json.dumps(summary, indent=2), encoding="utf-8")
+    replace_file(folder / "data.json", json.dumps(summary, indent=2))
     require_share(rejects, rows=data.rows, at_most=config.max_rejected, rejects_file=rejects_file)
     if not train.runs:
-        raise DataError(f"no row of {config.train} is left to train on ({data.rows} read, {len(holdout.runs)} held out); see {rejects_file}")
+        raise DataError(f"no row of {config.train} is left to train on ({data.rows} read, {len(holdout.runs)} held out). Repair what "
+                        f"{rejects_file} lists, or lower data.holdout_percent.")
     return PreparedData(train.runs, holdout.runs, summary)
 
 

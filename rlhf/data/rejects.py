@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlhf.errors import DataError
+from rlhf.whole_files import replace_file
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,7 @@ def count_reasons(rejects: Iterable[Reject]) -> dict[str, int]:
 
 def write_rejects(rejects: Iterable[Reject], path: Path) -> None:
     """One JSON line a row, replacing the file as a whole."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text("".join(json.dumps(asdict(reject), ensure_ascii=True) + "\n" for reject in rejects), encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, "".join(json.dumps(asdict(reject), ensure_ascii=True) + "\n" for reject in rejects))
 
 
 def require_share(rejects: Sequence[Reject], *, rows: int, at_most: float, rejects_file: Path | None = None) -> None:

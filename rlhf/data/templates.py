@@ -1,6 +1,7 @@
 """From messages to the text and the ids a model is given, and where a response begins and ends.
 
-    chat         the tokenizer's own chat template; a response ends with the template's end-of-turn token
+    chat         the tokenizer's own chat template, or TRL's training template of its family where the own one cannot serve; a response
+                 ends with the template's end-of-turn token
     plain        one user message, its text as it is; a response ends with eos
     transcript   "\\n\\nHuman: ...\\n\\nAssistant:" turns, as in Anthropic's HH files; a response ends with eos
 
@@ -20,12 +21,14 @@ from jinja2.exceptions import TemplateError
 
 from rlhf.config import TemplateName
 from rlhf.data.rejects import RowError
+from rlhf.data.trl_templates import with_training_template
 from rlhf.errors import ModelError
 from rlhf.records import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TRL_STANDS_IN = "TRL's training template of this model family stands in for the tokenizer's own, which cannot serve in training"
 ALTERNATIVES = "Set data.template to plain or transcript, or give the tokenizer a chat_template"
 # Letters only, so that no template trims them and no pair of them forms a word that a template could hold.
 PROBE_QUESTION, PROBE_ANSWER = "qzjxv", "vxjzq"
@@ -58,20 +61,24 @@ class ChatRendering:
     """What it writes between the response and the end-of-turn token; mostly nothing."""
     rest: int
     """How many characters follow the end-of-turn token, SmolLM2's "\\n" for example; they belong to the next turn and are cut."""
+    left_out: frozenset[str]
+    """Roles whose messages the template loses without an error."""
 
     def prompt_text(self, prompt: Prompt) -> str:
-        if prompt.messages[-1].role == "assistant":
+        roles = [message.role for message in prompt.messages]
+        if roles[-1] == "assistant":
             raise RowError("prompt_ends_with_assistant", "the last message is the assistant's, so there is nothing to respond to")
-        try:
-            return render_chat(self.tokenizer, [(message.role, message.content) for message in prompt.messages], generate=True)
-        except TemplateError as error:
-            raise RowError("template_refuses", f"{'/'.join(message.role for message in prompt.messages)}: {error}") from error
+        if not self.left_out.isdisjoint(roles):
+            raise RowError("template_refuses", f"{'/'.join(roles)}: the chat template writes no {'/'.join(sorted(self.left_out))} message")
+        return render_chat(self.tokenizer, [(message.role, message.content) for message in prompt.messages], generate=True)
 
     def response_text(self, response: str) -> str:
         whole = render_chat(self.tokenizer, [("user", PROBE_QUESTION), ("assistant", response)], generate=False)
         text = whole[len(self.before):len(whole) - self.rest]
         if not (whole.startswith(self.before) and text.endswith(self.end)):
             raise RowError("template_refuses", "the chat template renders this response without its generation prompt or end of turn")
+        if "".join(response.split()) not in "".join(text.split()):
+            raise RowError("template_refuses", "the chat template loses a part of this response, or rewrites it")
         return text
 
     def response_of(self, text: str) -> str:
@@ -129,6 +136,7 @@ class Template:
 
     name: TemplateName
     tokenizer: PreTrainedTokenizerBase
+    """As it was given; a copy with another chat template where `replaced` says so. Save it with what was trained."""
     rendering: Rendering
     end_id: int
     """The token every whole response ends with."""
@@ -136,6 +144,8 @@ class Template:
     """What the tokenizer itself puts in front of a text: BOS, or nothing."""
     control: re.Pattern[str]
     """Special tokens spelled out in a text: tokenised, they would forge turns and endings."""
+    replaced: str = ""
+    """Why TRL's training template stands in for the tokenizer's own chat template; empty where the own one serves."""
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -198,9 +208,12 @@ class Template:
 
 def template_for(tokenizer: PreTrainedTokenizerBase, name: TemplateName) -> Template:
     """Raises ModelError where the tokenizer cannot serve: no chat template, no end token, training text unlike generation text."""
+    replaced = ""
     match name:
         case "chat":
-            rendering: Rendering = chat_rendering(tokenizer)
+            rendering: Rendering
+            rendering, replaced = chat_rendering_or_trl(tokenizer)
+            tokenizer = rendering.tokenizer
         case "plain":
             rendering = PlainRendering(end=required_eos(tokenizer, name))
         case "transcript":
@@ -210,18 +223,32 @@ def template_for(tokenizer: PreTrainedTokenizerBase, name: TemplateName) -> Temp
         raise ModelError(f"the end token {rendering.end!r} becomes the {len(ends)} tokens {ends}; it must be one. Add it to the tokenizer "
                          "with add_special_tokens")
     return Template(name=name, tokenizer=tokenizer, rendering=rendering, end_id=ends[0], head=added_in_front(tokenizer),
-                    control=any_of({*special_tokens(tokenizer), rendering.end}))
+                    control=any_of({*special_tokens(tokenizer), rendering.end}), replaced=replaced)
+
+
+def chat_rendering_or_trl(tokenizer: PreTrainedTokenizerBase) -> tuple[ChatRendering, str]:
+    """With the tokenizer's own chat template and "", or with TRL's training template and the reason why the own one cannot serve."""
+    if tokenizer.chat_template is None:
+        raise ModelError(f"the tokenizer {tokenizer.name_or_path!r} has no chat_template, but data.template is chat. {ALTERNATIVES}.")
+    try:
+        return chat_rendering(tokenizer), ""
+    except ModelError as unusable:
+        patched = with_training_template(tokenizer)
+        if patched is None:
+            raise
+        try:
+            return chat_rendering(patched), str(unusable)
+        except ModelError as also_unusable:
+            raise ModelError(f"{unusable}\nTRL's training template of this family cannot serve either: {also_unusable}") from unusable
 
 
 def chat_rendering(tokenizer: PreTrainedTokenizerBase) -> ChatRendering:
     """Renders one question and answer to learn where the template ends a turn, and that training extends generation."""
-    if tokenizer.chat_template is None:
-        raise ModelError(f"the tokenizer {tokenizer.name_or_path!r} has no chat_template, but data.template is chat. {ALTERNATIVES}.")
     try:
         before = render_chat(tokenizer, [("user", PROBE_QUESTION)], generate=True)
         whole = render_chat(tokenizer, [("user", PROBE_QUESTION), ("assistant", PROBE_ANSWER)], generate=False)
-    except TemplateError as error:
-        raise ModelError(f"the chat template cannot render one user message with its answer: {error}. {ALTERNATIVES}.") from error
+    except RowError as error:
+        raise ModelError(f"the chat template cannot render one user message with its answer: {error.detail}. {ALTERNATIVES}.") from error
     if not whole.startswith(before):
         raise ModelError("the chat template renders a training text that does not start with its generation prompt, so a model would be "
                          f"trained on another text than it is asked to continue.\n  generation: {before!r}\n  training:   {whole!r}\n"
@@ -234,7 +261,7 @@ def chat_rendering(tokenizer: PreTrainedTokenizerBase) -> ChatRendering:
         raise ModelError(f"the chat template ends an assistant's turn with {tail!r}, which holds no token of its own, so a model could "
                          f"not learn to stop. End the turn with {{{{ eos_token }}}} in the template. {ALTERNATIVES}.")
     rendering = ChatRendering(tokenizer=tokenizer, before=before, end=end.group(), lead=lead, trail=tail[:end.start()],
-                              rest=len(tail) - end.end())
+                              rest=len(tail) - end.end(), left_out=roles_left_out(tokenizer))
     require_same_in_later_turns(rendering)
     return rendering
 
@@ -245,7 +272,7 @@ def require_same_in_later_turns(rendering: ChatRendering) -> None:
     try:
         before = render_chat(rendering.tokenizer, [question, answer, question], generate=True)
         whole = render_chat(rendering.tokenizer, [question, answer, question, answer], generate=False)
-    except TemplateError:
+    except RowError:
         return      # a template for single questions: rows with more turns are rejected, each with its reason
     expected = before + rendering.response_text(PROBE_ANSWER)
     if not whole.startswith(expected):
@@ -253,9 +280,29 @@ def require_same_in_later_turns(rendering: ChatRendering) -> None:
                          f"  expected: {expected!r}\n  rendered: {whole!r}\n{ALTERNATIVES}.")
 
 
-def render_chat(tokenizer: PreTrainedTokenizerBase, turns: Iterable[tuple[str, str]], *, generate: bool) -> str:
-    text: str = tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in turns], tokenize=False,
-                                              add_generation_prompt=generate)
+def roles_left_out(tokenizer: PreTrainedTokenizerBase) -> frozenset[str]:
+    """Roles whose messages vanish (Phi-3 writes no tool messages): the model would be asked something else than the row says."""
+    question, answer = ("user", PROBE_QUESTION), ("assistant", PROBE_QUESTION)
+    probes = {"system": [("system", PROBE_ANSWER), question],
+              "assistant": [question, ("assistant", PROBE_ANSWER), question],
+              "tool": [question, answer, ("tool", PROBE_ANSWER)]}
+    return frozenset(role for role, turns in probes.items() if _vanishes(PROBE_ANSWER, turns, tokenizer))
+
+
+def _vanishes(text: str, turns: Sequence[tuple[str, str]], tokenizer: PreTrainedTokenizerBase) -> bool:
+    try:
+        return text not in render_chat(tokenizer, turns, generate=True)
+    except RowError:
+        return False    # refused, and so will be the rows
+
+
+def render_chat(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]], *, generate: bool) -> str:
+    """Raises RowError where the template raises, on purpose or by a fault of its own."""
+    try:
+        text: str = tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in turns], tokenize=False,
+                                                  add_generation_prompt=generate)
+    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise RowError("template_refuses", f"{'/'.join(role for role, _ in turns)}: {error}") from error
     return text
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from typing_extensions import override
 
 from rlhf.errors import CheckpointError, Problem, RlhfError, StorageError
+from rlhf.whole_files import replace_file, sync_to_disk
 
 MANIFEST = "manifest.json"
 SCHEMA = "checkpoint/1"
@@ -34,6 +34,7 @@ WHOLE_FILE_BYTES = 64 * MIB
 SAMPLED_BLOCKS = 64
 QUICK_CHECK_BYTES = MIB
 """Files up to this size are hashed again whenever a checkpoint is chosen."""
+
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
@@ -58,12 +59,12 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
 
-def content_digest(path: Path) -> str:
-    """SHA-256 of the size and the content; of a file over 64 MiB, of 64 blocks spread evenly from its first byte to its last."""
+def content_digest(path: Path, *, whole_up_to: float = WHOLE_FILE_BYTES) -> str:
+    """SHA-256 of the size and the content; of a file over `whole_up_to` bytes, of 64 blocks spread evenly from first byte to last."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode("ascii"))
     with path.open("rb") as file:
-        if size <= WHOLE_FILE_BYTES:
+        if size <= whole_up_to:
             while block := file.read(MIB):
                 digest.update(block)
         else:
@@ -71,24 +72,6 @@ def content_digest(path: Path) -> str:
                 file.seek((size - MIB) * number // (SAMPLED_BLOCKS - 1))
                 digest.update(file.read(MIB))
     return digest.hexdigest()
-
-
-def sync_to_disk(path: Path) -> None:
-    """Return once the content of a file, or the entries of a folder, survive a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write a file so that a reader finds the old content or the new one, whole, whatever happens in between."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    sync_to_disk(partial)
-    partial.replace(path)
-    sync_to_disk(path.parent)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -229,9 +212,9 @@ def checkpoints_protected(folder: Path) -> Iterator[None]:
     remove_torn(folder)
     try:
         yield
-    except RlhfError:
-        raise
     except (OSError, RuntimeError, SafetensorError) as error:
+        if isinstance(error, RlhfError) and not isinstance(error, StorageError):
+            raise
         disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         torn = remove_torn(folder)
         if not torn and not disk_full:

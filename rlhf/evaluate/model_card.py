@@ -11,6 +11,7 @@ import yaml
 from rlhf.errors import DataError
 from rlhf.evaluate.report_content import Table, before_after, data_table, evaluation_table, model_rows
 from rlhf.evaluate.run_folder import RunView, StageView, read_run
+from rlhf.whole_files import replace_file
 
 LOAD_MODEL = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -30,9 +31,7 @@ model = AutoPeftModelForCausalLM.from_pretrained("FOLDER")   # adapter_config.js
 def write_model_card(run: Path, stage: str) -> Path:
     """The card as README.md beside the model of a stage."""
     path = run / stage / "model" / "README.md"
-    partial = path.with_name("README.md.partial")
-    partial.write_text(model_card(run, stage), encoding="utf-8")
-    partial.replace(path)
+    replace_file(path, model_card(run, stage))
     return path
 
 

@@ -37,6 +37,7 @@ from rlhf.models.loading import Policy
 from rlhf.models.packing import Layout, pack, response_logps
 from rlhf.progress import Bar, SilentBar, progress
 from rlhf.records import Demonstration, PreferenceRecord, Prompt, TokenRun
+from rlhf.whole_files import replace_file
 
 EVALUATION_FILE = "evaluation.json"
 Scorer = Callable[[str, str], bool]
@@ -149,9 +150,7 @@ def evaluate_policies(config: EvaluateConfig, models: Mapping[str, Callable[[], 
     require_share(rejects, rows=held_out.rows, at_most=config.data.max_rejected, rejects_file=folder / "rejects.jsonl")
     result = EvaluationResult(models=compare(measured, held_out, resamples=config.resamples),
                               samples=samples_of(measured, held_out.prompts), left_out=count_reasons(rejects))
-    partial = folder / f"{EVALUATION_FILE}.partial"
-    partial.write_text(json.dumps(result.as_json(), indent=2), encoding="utf-8")
-    partial.replace(folder / EVALUATION_FILE)
+    replace_file(folder / EVALUATION_FILE, json.dumps(result.as_json(), indent=2))
     return result
 
 

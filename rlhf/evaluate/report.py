@@ -25,6 +25,7 @@ from rlhf.evaluate.report_content import (
     token_table,
 )
 from rlhf.evaluate.run_folder import RunView, StageView, read_run
+from rlhf.whole_files import replace_file
 
 
 class StagePart(NamedTuple):
@@ -53,9 +54,7 @@ def build_report(runs: Sequence[Path], output: Path) -> Path:
     if not runs:
         raise DataError("a report needs at least one run folder")
     views = told_apart([read_run(folder) for folder in runs])
-    partial = output.with_name(output.name + ".partial")
-    partial.write_text(page(views), encoding="utf-8")
-    partial.replace(output)
+    replace_file(output, page(views))
     return output
 
 

@@ -60,9 +60,10 @@ class StageView:
 
     @property
     def after(self) -> Line:
-        """Held-out figures of the latest evaluation."""
+        """Held-out figures of the model that was kept; of the latest evaluation while the stage has not ended."""
         lines = [line for line in self.evaluations if line["step"] != 0]
-        return held_out_figures(lines[-1]) if lines else {}
+        kept = [line for line in lines if "kept_step" in self.results and line["step"] == self.results["kept_step"]]
+        return held_out_figures((kept or lines)[-1]) if lines else {}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,6 @@ from rlhf.errors import ModelError, StorageError
 from rlhf.models.adapters import load_adapter
 from rlhf.models.folders import replacing_folder
 from rlhf.models.loading import (
-    DTYPES,
     Source,
     adapter_folder,
     base_as_trained,
@@ -26,6 +25,7 @@ from rlhf.models.loading import (
     stored_dtype,
     training_settings,
 )
+from rlhf.models.precision import DTYPES
 
 MAX_CHANGE: dict[Dtype, float] = {"float32": 0.01, "float16": 0.5, "bfloat16": 4.0}
 """Largest change of a logit that rounding the merged weights explains, in nats: over twice what docs/models.md saw on a real model. Merging

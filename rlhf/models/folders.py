@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf.errors import StorageError
+from rlhf.whole_files import sync_to_disk
 
 
 @contextmanager
@@ -57,5 +57,4 @@ def _flush(folder: Path) -> None:
     """Force every file of the folder to the disk: a rename may otherwise survive a power cut that its content does not."""
     for path in sorted(folder.rglob("*")):
         if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync_to_disk(path)

@@ -1,4 +1,4 @@
-"""What a model holds: which weights train, which never moved, which broke, and a fingerprint of them all."""
+"""What a model holds: which weights train, which never moved, which were not saved, and a fingerprint of them all."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from bitsandbytes.nn import Params4bit
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
@@ -67,9 +69,22 @@ def untrained_adapters(model: nn.Module) -> list[str]:
             if isinstance(module, LoraLayer) and any(not factor.any() for factor in factors(module))]
 
 
-def non_finite(model: nn.Module) -> list[str]:
-    """Parameters that hold an infinity or a NaN."""
-    return [name for name, parameter in model.named_parameters() if parameter.is_floating_point() and not parameter.isfinite().all()]
+def missing_from_save(model: nn.Module, folder: Path) -> list[str]:
+    """Trained parameters of which the folder's safetensors files hold nothing; a tied one is there under any of its names."""
+    saved: set[str] = set()
+    for file in folder.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as tensors:
+            saved.update(tensors.keys())
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            names.setdefault(id(parameter), []).append(name)
+    return [tied[0] for tied in names.values() if not any(name_in_file(name) in saved for name in tied)]
+
+
+def name_in_file(name: str) -> str:
+    """PEFT leaves the adapter's own name out of the names in its files."""
+    return name.replace(f".modules_to_save.{TRAINED}", "").replace(f".{TRAINED}", "")
 
 
 def model_fingerprint(model: PreTrainedModel | PeftModel, *, adapter: str | None = None) -> str:

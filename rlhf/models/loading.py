@@ -41,8 +41,8 @@ from rlhf.models.adapters import (
     undisturbed_rng,
 )
 from rlhf.models.folders import replacing_folder
+from rlhf.models.precision import DTYPES
 
-DTYPES: dict[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 NOTE_FILE = "policy.json"
 """Beside an adapter: the model section it was trained with. PEFT's own file does not say that the base was 4-bit."""
@@ -107,15 +107,16 @@ def _placed(name: str) -> str:
     return name
 
 
-def load_policy(config: ModelConfig, *, method: Method, start: str | None, seed: int) -> Policy:
-    """The model that a stage trains, in evaluation mode and on the CPU (a 4-bit base on the current GPU where there is one).
+def load_policy(config: ModelConfig, *, method: Method, start: str | None, seed: int, to_train: bool = True) -> Policy:
+    """The model that a stage trains, in evaluation mode, on the current GPU where there is one.
 
     start: None (config.name), a model folder or hub name, or an adapter's folder. lora, qlora and dora continue an adapter, full merges
-    it first. The seed makes new adapters; the global random generators are left alone. Weights of adapters are float32.
+    it first. The seed makes new adapters; the global random generators are left alone. Weights that train are float32, whatever the
+    dtype of the recipe: an update of 1e-6 of a bfloat16 weight rounds to nothing. `to_train=False`: all weights in the recipe's dtype.
     """
     source = find_source(start or config.name, None if start else config.revision)
     tokenizer = load_tokenizer(source)
-    dtype = DTYPES[config.dtype]
+    dtype = torch.float32 if method == "full" and to_train else DTYPES[config.dtype]
     with undisturbed_rng():
         model: PreTrainedModel | PeftModel
         if method == "full":
@@ -131,6 +132,8 @@ def load_policy(config: ModelConfig, *, method: Method, start: str | None, seed:
         # Without re-entrance no input has to require gradients, so frozen embeddings stay out of the graph.
         model.activation_checkpointing_enable({"use_reentrant": False})
     model.config.use_cache = False
+    if torch.cuda.is_available() and method != "qlora":
+        model.to("cuda")
     return Policy(model=model.eval(), tokenizer=tokenizer, method=method, config=config, source=source)
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig
 
 from rlhf.config import DataConfig, EvaluateConfig, PrepareConfig, Recipe, SftConfig, StageConfig
 from rlhf.data.check import CheckReport, check_data
 from rlhf.errors import ModelError, RlhfError
-from rlhf.models.loading import find_source
+from rlhf.models.loading import Source, find_source, load_tokenizer
 from rlhf.recipe import resolve, resolve_data
 from rlhf.recipe_links import reference
 
@@ -55,29 +54,13 @@ def _sources(data: DataConfig) -> Iterator[str]:
 def _check_stage(recipe: Recipe, config: StageConfig) -> CheckReport:
     assert not isinstance(config, PrepareConfig)
     demonstrations = isinstance(config, SftConfig) or (isinstance(config, EvaluateConfig) and not config.preferences)
-    name = str(resolve(recipe, recipe.model.name))
-    tokenizer, rows = load_tokenizer_only(name, recipe.model.revision), embedding_rows(name, recipe.model.revision)
-    return check_data(resolve_data(recipe, config.data), tokenizer, records="demonstrations" if demonstrations else "preferences",
-                      embedding_rows=rows)
+    source = find_source(str(resolve(recipe, recipe.model.name)), recipe.model.revision)
+    return check_data(resolve_data(recipe, config.data), load_tokenizer(source), embedding_rows=embedding_rows(source),
+                      records="demonstrations" if demonstrations else "preferences")
 
 
-def load_tokenizer_only(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer that training would use, without the weights beside it."""
-    source = find_source(name, revision)
-    own = source.adapter is not None and (source.adapter / "tokenizer_config.json").is_file()
-    place = str(source.adapter) if own else source.base
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, revision=None if own else source.revision)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"{place} has no tokenizer that can be loaded: {error}") from error
-    return tokenizer
-
-
-def embedding_rows(name: str, revision: str | None = None) -> int | None:
-    """Rows of the embedding as the configuration states them; None for a folder that holds a tokenizer only."""
-    source = find_source(name, revision)
-    if Path(source.base).is_dir() and not (Path(source.base) / "config.json").is_file():
-        return None
+def embedding_rows(source: Source) -> int:
+    """Rows of the embedding as the configuration states them; no weights are read."""
     try:
         rows: int = AutoConfig.from_pretrained(source.base, revision=source.revision).get_text_config().vocab_size
     except (OSError, ValueError) as error:

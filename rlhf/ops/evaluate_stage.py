@@ -18,7 +18,7 @@ def load_trained(place: str, *, model: ModelConfig) -> Policy:
     """A model folder or hub name as it is; an adapter on its base, which is 4-bit where it was trained so."""
     source = find_source(place)
     if source.adapter is None:
-        return load_policy(model, method="full", start=place, seed=0)
+        return load_policy(model, method="full", start=place, seed=0, to_train=False)
     settings = training_settings(source)
     if settings is None:     # made elsewhere: an ordinary adapter on the base that it names
         return load_policy(model, method="lora", start=place, seed=0)

@@ -14,15 +14,20 @@ from rich.console import Console
 
 from rlhf import dpo, sft
 from rlhf.config import DpoConfig, EvaluateConfig, PrepareConfig, Recipe, SftConfig, StageConfig, StageKind
+from rlhf.data.files import expand
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.evaluate.model_card import write_model_card
-from rlhf.evaluate.report import build_report
+from rlhf.evaluate.report import build_report, summary_table
+from rlhf.evaluate.run_folder import read_run
 from rlhf.fitting import FitResult, Site
 from rlhf.ops.environment import environment
 from rlhf.ops.evaluate_stage import run_evaluate
 from rlhf.ops.prepare_stage import run_prepare
+from rlhf.ops.requirements import missing_requirements
+from rlhf.ops.run_lock import only_process_in
 from rlhf.ops.stage_record import NAME, StageRecord, differences, path_hash, read_record
 from rlhf.recipe import resolve, resolve_data, to_yaml
+from rlhf.whole_files import replace_file
 
 TRAINING = (SftConfig, DpoConfig)
 
@@ -75,11 +80,12 @@ class Pipeline:
         return inputs
 
     def _sources(self, stage: StageConfig) -> list[tuple[str, str]]:
-        """Files, folders and names that the stage reads."""
+        """Files (of a glob, each), folders and names that the stage reads. Raises DataError where a file is not there."""
         if isinstance(stage, PrepareConfig):
             return [(f"script {file.name}", str(file)) for file in sorted(Path(self.local(stage.script)).parent.glob("*.py"))]
         placed = resolve_data(self.recipe, stage.data)
-        sources = [(f"data {text}", text) for group in (placed.train, placed.holdout or ()) for text in group]
+        sources = [(f"data {self._in_any_place(source.name)}", str(source.path or source.name))
+                   for group in (placed.train, placed.holdout) if group is not None for source in expand(group)]
         if isinstance(stage, EvaluateConfig):
             sources += [(f"model {name}", self.model_folder(name)) for name in stage.models]
             if stage.scorer is not None:
@@ -87,6 +93,10 @@ class Pipeline:
         else:
             sources.append(("start", self.start_of(stage) or self.local(self.recipe.model.name)))
         return sources
+
+    def _in_any_place(self, text: str) -> str:
+        """The same name for a file of the run folder wherever that folder lies: moving it changes no input."""
+        return f"@{Path(text).relative_to(self.run)}" if Path(text).is_relative_to(self.run) else text
 
     def _source_hash(self, text: str) -> str:
         """Of what an earlier stage made: that stage's identity; of local files: their content; of hub names: the name."""
@@ -113,6 +123,7 @@ class Pipeline:
             raise ConfigError(f"{folder} is not empty and no stage of a run ({NAME} is missing); choose another output, or move it away")
         if record is not None and (fresh or record.status == "finished"):
             self._set_aside(folder)
+        self._describe_run()
         folder.mkdir(parents=True, exist_ok=True)
         started = StageRecord(kind=kind, status="running", inputs=inputs)
         started.write(folder)
@@ -123,6 +134,11 @@ class Pipeline:
         if isinstance(stage, TRAINING):
             write_model_card(self.run, stage.name)
         return results
+
+    def _describe_run(self) -> None:
+        """Only once a stage is about to run: a recipe that was refused must not take the place of the one that made the run."""
+        replace_file(self.run / "recipe.yaml", to_yaml(self.recipe))
+        replace_file(self.run / "environment.json", json.dumps(environment(), indent=2))
 
     def _set_aside(self, folder: Path) -> None:
         """What was paid for with GPU hours is never deleted here, only moved out of the way."""
@@ -162,10 +178,14 @@ def run_recipe(recipe: Recipe, *, only: str | None = None, fresh: bool = False, 
     names = [config.name for _, config in recipe.stages]
     if only is not None and only not in names:
         raise ConfigError(f"the recipe has no stage named {only!r}; it has {', '.join(names)}")
+    problems = missing_requirements(recipe)
+    if problems:
+        raise ConfigError("this machine cannot run the recipe:", problems)
     pipeline.run.mkdir(parents=True, exist_ok=True)
-    (pipeline.run / "recipe.yaml").write_text(to_yaml(recipe), encoding="utf-8")
-    (pipeline.run / "environment.json").write_text(json.dumps(environment(), indent=2), encoding="utf-8")
-    results = {config.name: pipeline.run_stage(kind, config, fresh=fresh)
-               for kind, config in recipe.stages if only is None or config.name == only}
-    report = build_report([pipeline.run], pipeline.run / "report.html")
+    with only_process_in(pipeline.run, console):
+        results = {config.name: pipeline.run_stage(kind, config, fresh=fresh)
+                   for kind, config in recipe.stages if only is None or config.name == only}
+        report = build_report([pipeline.run], pipeline.run / "report.html")
+    console.print(summary_table(read_run(pipeline.run)))
+    console.print(f"report: {report}", soft_wrap=True)
     return {"run": str(pipeline.run), "report": str(report), "stages": results}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rlhf.distributed.state import content_digest
 from rlhf.errors import CheckpointError
 from rlhf.records import content_hash
+from rlhf.whole_files import replace_file
 
 NAME = "stage.json"
-WHOLE_FILE_BYTES = 16 << 20
-SAMPLE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +32,9 @@ class StageRecord:
 
     def write(self, folder: Path) -> None:
         """Replace the file as a whole, on disk before it is visible."""
-        partial = folder / f"{NAME}.partial"
-        with partial.open("w", encoding="utf-8") as file:
-            json.dump({"kind": self.kind, "status": self.status, "identity": self.identity, "seconds": self.seconds,
-                       "inputs": self.inputs, "results": self.results}, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(folder / NAME)
+        content = {"kind": self.kind, "status": self.status, "identity": self.identity, "seconds": self.seconds, "inputs": self.inputs,
+                   "results": self.results}
+        replace_file(folder / NAME, json.dumps(content, indent=2))
 
 
 def read_record(folder: Path) -> StageRecord | None:
@@ -60,22 +55,8 @@ def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
     return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
 
 
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file; of a large one its size and samples from its start, middle and end."""
-    size = path.stat().st_size
-    digest = hashlib.sha256(str(size).encode("ascii"))
-    with path.open("rb") as file:
-        if size <= WHOLE_FILE_BYTES:
-            digest.update(file.read())
-        else:
-            for offset in (0, size // 2, size - SAMPLE_BYTES):
-                file.seek(offset)
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()[:16]
-
-
 def path_hash(path: Path) -> str:
-    """Of a file, or of all files below a folder by name."""
+    """Of a file, every byte of it; of a folder (a model), all files below it by name, those over 64 MiB by a sample of blocks."""
     if path.is_file():
-        return file_hash(path)
-    return content_hash(*[(str(file.relative_to(path)), file_hash(file)) for file in sorted(path.rglob("*")) if file.is_file()])
+        return content_digest(path, whole_up_to=math.inf)[:16]
+    return content_hash(*[(str(file.relative_to(path)), content_digest(file)[:16]) for file in sorted(path.rglob("*")) if file.is_file()])

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
          for package in ("rlhf", "annotation") for path in sorted((ROOT / package).rglob("*.py"))]
-LIGHT = ("rlhf", "rlhf.errors", "rlhf.records", "rlhf.config", "rlhf.recipe", "rlhf.key_help", "rlhf.cli", "annotation")
+LIGHT = ("rlhf", "rlhf.errors", "rlhf.records", "rlhf.config", "rlhf.whole_files", "rlhf.recipe", "rlhf.key_help", "rlhf.cli", "annotation")
 HEAVY = ("torch", "numpy", "transformers", "datasets", "pandas", "peft", "trl", "deepspeed", "accelerate", "argilla", "matplotlib")
 
 EFFECTS = """

@@ -13,7 +13,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("
 WATCHED = {"rlhf", "annotation", "recipes", "benchmarks", "torch", "transformers", "trl", "peft", "deepspeed", "accelerate", "bitsandbytes",
            "datasets", "argilla", "pydantic", "yaml", "typer"}
 
-CONTRACTS = {"rlhf.errors", "rlhf.records", "rlhf.config"}
+CONTRACTS = {"rlhf.errors", "rlhf.records", "rlhf.config", "rlhf.whole_files"}
 RECIPE = {"rlhf.recipe", "rlhf.recipe_text", "rlhf.recipe_links", "rlhf.schema_check", "rlhf.key_help"}
 DATA = CONTRACTS | {"rlhf.data", "torch", "transformers", "datasets"}
 MODELS = CONTRACTS | {"rlhf.maths", "rlhf.models", "torch", "transformers", "peft", "bitsandbytes", "pydantic"}
@@ -23,6 +23,7 @@ ALLOWED: dict[str, set[str]] = {    # longest prefix wins; what a module may imp
     "rlhf": LOOP,                   # modules of the loop itself: never an objective, evaluate, ops, or the recipe
     "rlhf.errors": set(),
     "rlhf.records": {"rlhf.errors"},
+    "rlhf.whole_files": {"rlhf.errors"},
     "rlhf.config": {"rlhf.errors", "pydantic"},
     "rlhf.key_help": CONTRACTS,
     "rlhf.schema_check": CONTRACTS | RECIPE | {"pydantic"},
@@ -31,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {    # longest prefix wins; what a module may imp
     "rlhf.recipe_links": CONTRACTS | RECIPE,
     "rlhf.maths": {"rlhf.errors", "rlhf.maths", "torch"},
     "rlhf.data": DATA,
+    "rlhf.data.trl_templates": DATA | {"trl"},
     "rlhf.models": MODELS,
     "rlhf.distributed": CONTRACTS | {"rlhf.distributed", "torch", "transformers", "accelerate", "deepspeed"},
     "rlhf.sft": LOOP,

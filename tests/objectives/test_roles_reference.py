@@ -10,13 +10,14 @@ import pytest
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import get_peft_model
+from safetensors.torch import load_file, save_file
 from tiny_policies import TOKENS, logits_of, saved, step, tiny_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlhf.config import LoraConfig, Method, ModelConfig
 from rlhf.models.adapters import load_adapter
-from rlhf.models.inspection import model_fingerprint, non_finite, untrained_adapters
+from rlhf.models.inspection import missing_from_save, model_fingerprint, untrained_adapters
 from rlhf.models.loading import Policy, find_source, load_base, load_policy, save_policy
 from rlhf.models.roles import AdapterOff, FrozenAdapter, FrozenCopy, Reference, reference_for
 
@@ -56,7 +57,7 @@ def test_both_start_bit_equal_and_only_the_policy_moves(tmp_path: Path, method: 
     assert torch.equal(scored(reference), before)
     assert (logits_of(policy.model) - before).abs().max() > 1e-3
     assert reference.fingerprint() == fingerprint
-    assert untrained_adapters(policy.model) == [] and non_finite(policy.model) == []
+    assert untrained_adapters(policy.model) == []
 
 
 @pytest.mark.parametrize("method", ADAPTERS)
@@ -204,8 +205,21 @@ def test_an_adapter_that_never_moved_is_named(tmp_path: Path) -> None:
     assert untrained_adapters(policy.model) == ["base_model.model.model.layers.0.mlp.up_proj"]
 
 
-def test_a_broken_parameter_is_named(tmp_path: Path) -> None:
-    model = tiny_model("llama")
-    with torch.no_grad():
-        model.model.norm.weight[3] = float("inf")
-    assert non_finite(model) == ["model.norm.weight"]
+@pytest.mark.parametrize("method", ["full", *ADAPTERS])
+def test_a_trained_tensor_that_the_files_lack_is_named(tmp_path: Path, method: Method) -> None:
+    policy = fresh(tmp_path, method)
+    save_policy(policy, tmp_path / "saved")
+    assert missing_from_save(policy.model, tmp_path / "saved") == []
+    (file,) = (tmp_path / "saved").glob("*.safetensors")
+    tensors = load_file(file)
+    lost = sorted(tensors)[-1]
+    del tensors[lost]
+    save_file(tensors, file)
+    (named,) = missing_from_save(policy.model, tmp_path / "saved")
+    assert named.replace(".default", "") == lost
+
+
+def test_a_tied_head_is_saved_under_the_name_of_the_embedding(tmp_path: Path) -> None:
+    policy = load_policy(ModelConfig(name=saved(tmp_path / "tied", "qwen2")), method="full", start=None, seed=0)
+    save_policy(policy, tmp_path / "saved")
+    assert missing_from_save(policy.model, tmp_path / "saved") == []

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from rlhf.errors import CheckpointError, ConfigError, DataError
 from rlhf.ops.pipeline import Pipeline, run_recipe
-from rlhf.ops.stage_record import read_record
+from rlhf.ops.stage_record import differences, path_hash, read_record
 from rlhf.recipe import load_recipe
 from rlhf.step_log import read_log, step_lines
 
@@ -186,3 +186,30 @@ def test_start_of_dpo_is_the_training_stage_before_it_unless_it_says_otherwise(t
     assert pipeline.start_of(stages["dpo"]) == str(runner.run / "sft/model")
     other = Pipeline(runner.recipe("dpo.start=@prepare/model"), runner.console)
     assert other.start_of(other.recipe.stages[2][1]) == str(runner.run / "prepare/model")
+
+
+def test_a_changed_file_behind_a_glob_is_another_input(tmp_path: Path) -> None:
+    runner = make(tmp_path)
+    for name in ("rows-1.jsonl", "rows-2.jsonl"):
+        (tmp_path / name).write_text('{"prompt": "w2", "chosen": "w3", "rejected": "w4"}\n')
+
+    def inputs() -> dict[str, str]:
+        pipeline = Pipeline(runner.recipe("sft.data.train=rows-*.jsonl"), runner.console)
+        return pipeline.inputs_of("sft", pipeline.recipe.stages[1][1])
+
+    before = inputs()
+    (tmp_path / "rows-2.jsonl").write_text('{"prompt": "w2", "chosen": "w3", "rejected": "w5"}\n')
+    assert differences(before, inputs()) == [f"data {tmp_path / 'rows-2.jsonl'}"]
+    (tmp_path / "rows-3.jsonl").touch()
+    assert f"data {tmp_path / 'rows-3.jsonl'}" in differences(before, inputs())
+
+
+def test_one_byte_of_a_large_data_file_is_another_input(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    with file.open("wb") as stream:
+        stream.truncate(70 * 2**20)      # more than what is hashed whole of a model's file
+    before = path_hash(file)
+    with file.open("r+b") as stream:
+        stream.seek(1_100_000)      # between two of the blocks that are looked at of a model's file
+        stream.write(b"x")
+    assert path_hash(file) != before

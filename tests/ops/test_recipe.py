@@ -7,13 +7,15 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf.config import DpoConfig, PrepareConfig, SftConfig
+from rlhf.config import DataConfig, DpoConfig, OptimConfig, PrepareConfig, SftConfig
 from rlhf.errors import ConfigError
+from rlhf.maths.losses import COUPLES_ROWS, LOSSES, READS_SMOOTHING
 from rlhf.recipe import load_recipe, problems_of, resolve, resolve_data, to_yaml
 
 GOOD = """
@@ -232,3 +234,16 @@ def test_a_wrong_recipe_is_refused_before_torch_is_imported(tmp_path: Path) -> N
     assert done.stdout.split() == ["2", "False", "False"]
     assert "dpo.betta: is no key of a recipe; did you mean beta?" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_settings_of_losses_are_refused_where_the_losses_do_not_read_them(name: str) -> None:
+    """The recipe is checked without torch, so it knows by itself what the loss functions read."""
+    def refused(**settings: Any) -> set[str]:
+        config = DpoConfig(data=DataConfig(train="x"), optim=OptimConfig(learning_rate=1e-5), loss=name, **settings)  # type: ignore[arg-type]
+        return {problem.where for problem in config.conflicts()}
+
+    assert ("label_smoothing" in refused(label_smoothing=0.1)) == (name not in READS_SMOOTHING)
+    assert ("smoothing_from_votes" in refused(label_smoothing=0.1, smoothing_from_votes=True)) == (name in COUPLES_ROWS)
+    assert ("simpo_gamma" in refused(simpo_gamma=0.7)) == (name != "simpo")
+    assert ("discopop_tau" in refused(discopop_tau=0.1)) == (name != "discopop")
