@@ -56,7 +56,7 @@ def trl(options: argparse.Namespace, out: Path) -> dict[str, Any]:
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if options.method == "lora" else None,
         args=DPOConfig(
             output_dir=str(out), per_device_train_batch_size=options.batch, max_steps=options.steps, logging_steps=1, report_to=[],
-            save_strategy="no", bf16=False, use_cpu=True, seed=SEED, gradient_checkpointing=False, learning_rate=LEARNING_RATE,
+            save_strategy="no", bf16=False, use_cpu=True, seed=SEED, activation_checkpointing=False, learning_rate=LEARNING_RATE,
             max_length=MAX_LENGTH, disable_tqdm=True, lr_scheduler_type="constant", train_sampling_strategy="sequential"))
     if options.method == "lora":
         start_from_our_adapter(trainer.model, options.folder / "model")

@@ -42,7 +42,7 @@ def run_side(side: str, folder: Path, *, order: str, method: str, steps: int, ba
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
-    parser.add_argument("--quick", action="store_true", help="one round of 3 steps with LoRA; for the test suite")
+    parser.add_argument("--quick", action="store_true", help="one round of 3 steps with LoRA: a first look")
     parser.add_argument("--data", default=str(LOCAL_DATA), help="HH-RLHF pairs: a file, or a hub name")
     options = parser.parse_args()
     rounds, steps, methods = (1, 3, ("lora",)) if options.quick else (3, 12, METHODS)

@@ -5,16 +5,21 @@ This is the one file that reads or sets environment variables.
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import math
 import os
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Literal, TextIO
 
 import typer
@@ -22,11 +27,16 @@ from rich.console import Console
 from typer.core import TyperCommand
 from typer.exceptions import Abort, TyperException
 
-from rlhf.config import DataConfig, Dtype, StageKind, TemplateName
+from rlhf.config import DataConfig, Dtype, FormatName, StageKind, TemplateName
 from rlhf.errors import ConfigError, Problem, RlhfError
 from rlhf.recipe import load_recipe, problems_of
 
 INTERRUPTED = 130
+FROM_OUTSIDE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EIO})
+"""System errors of a place that cannot be read or written: a full or read-only disk, missing permissions."""
+LAUNCHERS = {"WORLD_SIZE": "torchrun or accelerate", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun",
+             "PMI_SIZE": "mpiexec"}
+"""Who has started several processes, by the variable that counts them."""
 EXIT_CODES = """Exit codes: 0 done; 1 the check found problems; 2 wrong input or a run that stopped itself (the message says what to do);
 3 an unexpected error, with its traceback; 130 interrupted."""
 
@@ -78,10 +88,14 @@ def with_keys(kind: StageKind | None) -> type[TyperCommand]:
     return KeyedCommand
 
 
+def files_and_overrides(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    overrides = [text for text in arguments if re.match(r"[A-Za-z_][\w.-]*=", text)]
+    return [text for text in arguments if text not in overrides], overrides
+
+
 def split_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """The recipe file, if there is one, and the overrides."""
-    overrides = [text for text in arguments if re.match(r"[A-Za-z_][\w.-]*=", text)]
-    files = [text for text in arguments if text not in overrides]
+    files, overrides = files_and_overrides(arguments)
     if len(files) > 1:
         raise ConfigError(f"one recipe at a time, got {', '.join(files)}; an override is written key.path=value")
     return (Path(files[0]) if files else None), overrides
@@ -95,8 +109,16 @@ def run(arguments: RunArguments, only: Annotated[str | None, typer.Option(metava
     if source is None:
         raise ConfigError("no recipe is named; `rlhf sft`, `rlhf dpo` and `rlhf evaluate` run one stage from overrides alone")
     recipe = load_recipe(source, overrides)
+    _require_one_process()
     from rlhf.ops.pipeline import run_recipe
     return Outcome(run_recipe(recipe, only=only, fresh=fresh, console=Console(stderr=as_json)))
+
+
+def _require_one_process() -> None:
+    for name, launcher in LAUNCHERS.items():
+        if name in os.environ and os.environ[name] not in ("", "1"):
+            raise ConfigError(f"{launcher} started {os.environ[name]} processes ({name}), but this version trains in one. Start rlhf "
+                              "without it; CUDA_VISIBLE_DEVICES chooses the GPU.")
 
 
 def _run_stage(kind: StageKind, arguments: Sequence[str], *, fresh: bool, as_json: bool) -> Outcome:
@@ -105,6 +127,7 @@ def _run_stage(kind: StageKind, arguments: Sequence[str], *, fresh: bool, as_jso
     names = [config.name for stage, config in recipe.stages if stage == kind]
     if len(names) > 1:
         raise ConfigError(f"{source} has several {kind} stages: {', '.join(names)}; choose one with `rlhf run {source} --only NAME`")
+    _require_one_process()
     from rlhf.ops.pipeline import run_recipe
     return Outcome(run_recipe(recipe, only=names[0], fresh=fresh, console=Console(stderr=as_json)))
 
@@ -130,29 +153,32 @@ def evaluate(arguments: StageArguments, fresh: Fresh = False, as_json: Json = Fa
 @app.command(epilog=EXIT_CODES)
 def check(
     arguments: Annotated[list[str], typer.Argument(metavar="RECIPE|DATA|KEY=VALUE", show_default=False,
-                                                   help="a recipe (.yaml) with overrides; or a data file, glob or hub name")],
-    layout: Annotated[str, typer.Option("--format", help="of data: name of a reader, see docs/data.md")] = "auto",
+                                                   help="a recipe (.yaml) with overrides; or data: files, globs, hub names")],
+    layout: Annotated[FormatName, typer.Option("--format", metavar="LAYOUT", help="of data: name of a reader, see docs/data.md")] = "auto",
     tokenizer: Annotated[str | None, typer.Option(help="of data: model folder or hub name; shows lengths, cuts and masks")] = None,
     template: Annotated[TemplateName, typer.Option(help="of data: how conversations become text")] = "chat",
     max_length: Annotated[int, typer.Option(min=8, help="of data: longest prompt + response, in tokens")] = 1024,
     records: Annotated[Records, typer.Option("--as", help="of data: what it would be used for")] = "preferences",
     as_json: Json = False,
 ) -> Outcome:
-    """Everything wrong with a recipe and its data, or with a data file, before any training."""
-    named, overrides = split_arguments(arguments)
-    if named is None:
+    """Everything wrong with a recipe and its data, or with data files, before any training."""
+    files, overrides = files_and_overrides(arguments)
+    if not files:
         raise ConfigError("no recipe and no data is named")
-    if named.suffix in (".yaml", ".yml"):
-        return _check_recipe(named, overrides, Console(stderr=as_json))
+    if any(Path(name).suffix in (".yaml", ".yml") for name in files):
+        recipe, overrides = split_arguments(arguments)
+        assert recipe is not None
+        return _check_recipe(recipe, overrides, Console(stderr=as_json))
     if overrides:
         raise ConfigError(f"{overrides[0]}: overrides belong to a recipe; for data use --format, --template, --max-length")
-    from rlhf.data.check import as_dict, check_data, render
+    from rlhf.data.check import as_dict, check_data
+    from rlhf.data.check_page import render
     from rlhf.models.loading import find_source, load_tokenizer
-    from rlhf.ops.check_inputs import embedding_rows
+    from rlhf.ops.check_inputs import model_limits
     model = None if tokenizer is None else find_source(tokenizer)
-    report = check_data(DataConfig(train=str(named), format=layout, template=template, max_length=max_length),
+    report = check_data(DataConfig(train=tuple(files), format=layout, template=template, max_length=max_length),
                         None if model is None else load_tokenizer(model), records=records,
-                        embedding_rows=None if model is None else embedding_rows(model))
+                        limits=None if model is None else model_limits(model))
     render(report, Console(stderr=as_json))
     return Outcome(as_dict(report), 0 if report.ok else 1)
 
@@ -166,10 +192,15 @@ def _check_recipe(source: Path, overrides: Sequence[str], console: Console) -> O
         return Outcome({"ok": False, "problems": _as_rows(problems), "data": {}}, 1)
     console.print(f"[bold green]{source}: every key is right[/bold green]")
     recipe = load_recipe(source, overrides)
-    from rlhf.data.check import as_dict, render
+    from rlhf.data.check import as_dict
+    from rlhf.data.check_page import render
     from rlhf.ops.check_inputs import check_stages
+    from rlhf.ops.requirements import missing_requirements
+    missing = missing_requirements(recipe)
+    for problem in missing:
+        console.print(f"  {problem.where}: {problem.what}", style="red", markup=False, highlight=False, soft_wrap=True)
     found: dict[str, Any] = {}
-    ok = True
+    ok = not missing
     for stage in check_stages(recipe):
         console.rule(f"[bold]{stage.stage}[/bold]", align="left")
         if stage.report is not None:
@@ -179,7 +210,7 @@ def _check_recipe(source: Path, overrides: Sequence[str], console: Console) -> O
             console.print(stage.error or stage.later, style="red" if stage.error else "", markup=False, soft_wrap=True)
             found[stage.stage] = {"ok": stage.ok, "error": stage.error, "later": stage.later}
         ok = ok and stage.ok
-    return Outcome({"ok": ok, "problems": [], "data": found}, 0 if ok else 1)
+    return Outcome({"ok": ok, "problems": _as_rows(missing), "data": found}, 0 if ok else 1)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -217,13 +248,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in str(record.msg))    # said on stdout
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    with terminated_like_interrupted():
+        return _run(words)
+
+
+def _run(words: list[str]) -> int:
     if "--json" not in words:
         return _outcome(words).code
     with stdout_for_one_answer() as answer:
         outcome = _outcome(words)
         answer.write(json.dumps(_json_value(outcome.answer), allow_nan=False) + "\n")
     return outcome.code
+
+
+@contextmanager
+def terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM, which schedulers send, ends a command as Ctrl-C does: with a message, its files closed, and no child left behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -253,10 +307,19 @@ def _outcome(words: list[str]) -> Outcome:
         return _failure(str(error), error.problems if isinstance(error, ConfigError) else (), 2)
     except (KeyboardInterrupt, Abort):
         return _failure("interrupted; the same command continues where the last checkpoint was written", (), INTERRUPTED)
-    except Exception as error:
-        traceback.print_exc()
-        return _failure(f"unexpected {type(error).__name__}: {error}\nThis is a fault of the program, not of your input; "
-                        "please report it with the lines above.", (), 3)
+    except OSError as error:
+        if error.errno not in FROM_OUTSIDE:
+            return _unexpected(error)
+        return _failure(f"{error.filename or 'a file'}: {error.strerror}. What was written before is kept: make room, set permissions, or "
+                        "name another place; then start again.", (), 2)
+    except (Exception, SystemExit) as error:
+        return _unexpected(error)
+
+
+def _unexpected(error: BaseException) -> Outcome:
+    traceback.print_exception(error)
+    return _failure(f"unexpected {type(error).__name__}: {error}\nThis is a fault of the program, not of your input; "
+                    "please report it with the lines above.", (), 3)
 
 
 def _failure(message: str, problems: Sequence[Problem], code: int) -> Outcome:

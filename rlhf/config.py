@@ -38,6 +38,10 @@ Method = Literal["full", "lora", "qlora", "dora"]
 Layout = Literal["auto", "packed", "padded"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 TemplateName = Literal["chat", "plain", "transcript"]
+FormatName = Literal["auto", "records", "preference", "implicit", "transcript", "ranked", "scored", "ultrafeedback_overall",
+                     "ultrafeedback_fine", "llmbar", "pandalm", "squality", "oasst", "alpaca", "sharegpt", "messages", "completion"]
+RepairName = Literal["replace_surrogates", "strip_whitespace", "drop_empty_history", "drop_leading_assistant", "merge_same_role",
+                     "strip_prompt_from_response", "drop_duplicates"]
 Tracker = Literal["tensorboard", "wandb", "trackio", "mlflow"]
 LossName = Literal["sigmoid", "robust", "hinge", "ipo", "exo_pair", "nca_pair", "bco_pair", "sppo_hard", "aot", "aot_unpaired",
                    "apo_zero", "apo_down", "discopop", "sigmoid_norm", "simpo", "orpo", "sft"]
@@ -66,7 +70,7 @@ class ModelConfig:
     name: Annotated[str, Key("folder, hub name, or @STAGE/FOLDER of an earlier stage")]
     method: Annotated[Method, Key("what is trained: all weights, LoRA, LoRA on a 4-bit base, or DoRA")] = "full"
     lora: Annotated[LoraConfig, Key("adapters of lora, qlora and dora")] = field(default_factory=LoraConfig)
-    dtype: Annotated[Dtype, Key("precision of the base weights (qlora computes in it)", "-", "bfloat16 on GPUs that have it")] = "float32"
+    dtype: Annotated[Dtype, Key("what is computed in, and the precision of frozen weights; weights that train are float32", "-", "bfloat16 on GPUs that have it")] = "float32"
     double_quant: Annotated[bool, Key("qlora: quantise the quantisation constants too", "-", "Dettmers et al. 2023")] = True
     activation_checkpointing: Annotated[bool, Key("recompute activations in the backward pass: less memory, about a third more time")] = False
     revision: Annotated[str | None, Key("commit, tag or branch of a hub model")] = None
@@ -81,13 +85,13 @@ class DataConfig:
     __pydantic_config__ = STRICT
     train: Annotated[str | tuple[str, ...], Key("files, globs, hub names, or @STAGE/FILE of an earlier stage")]
     holdout: Annotated[str | tuple[str, ...] | None, Key("separate evaluation files; without them a share of the prompts is held out by hash")] = None
-    format: Annotated[str, Key("'auto', or the name of a reader (see docs/data.md)")] = "auto"
+    format: Annotated[FormatName, Key("'auto', or the name of a reader (see docs/data.md)")] = "auto"
     holdout_percent: Annotated[float, Key("prompts held out by hash, the same ones in every run", "% of prompts")] = 5.0
     template: Annotated[TemplateName, Key("chat: the tokenizer's template; plain: text as it is; transcript: Human/Assistant turns")] = "chat"
     max_length: Annotated[int, Key("longest prompt + response", "tokens")] = 1024
     on_long: Annotated[Literal["cut_prompt", "reject"], Key("what happens to longer rows; a cut keeps the end of the prompt and the whole response where it fits")] = "cut_prompt"
     max_rejected: Annotated[float, Key("stop when more rows than this are rejected", "share of rows")] = 0.05
-    repair: Annotated[tuple[str, ...], Key("named repairs to apply (see docs/data.md); without them such rows are rejected")] = ()
+    repair: Annotated[tuple[RepairName, ...], Key("named repairs to apply (see docs/data.md); without them such rows are rejected")] = ()
     limit: Annotated[int | None, Key("read only the first rows", "rows")] = None
 
     def conflicts(self) -> Iterator[Problem]:

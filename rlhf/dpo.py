@@ -103,6 +103,8 @@ def train(config: DpoConfig, site: Site) -> FitResult:
     scores = None
     if reference is not None and config.precompute_reference:
         scores = precomputed_scores(reference, [*data.train, *data.holdout], batch=config.batch, layout=layout[0], site=site)
+    if config.smoothing_from_votes and not any(run.smoothing for run in data.train):
+        site.console.print("[yellow]smoothing_from_votes: no pair of the data has votes that disagree, so none is smoothed by them")
     objective = DpoObjective(config, reference, scores)
     return fit(policy, objective, data, optim=config.optim, batch=config.batch, loop=config.loop, site=site, layout=layout,
                reference=reference, zero_loss_is_legal=bool(set(config.losses()) & ZERO_IS_LEGAL_LOSSES),

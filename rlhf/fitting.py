@@ -24,7 +24,7 @@ from rlhf.errors import ConfigError
 from rlhf.guards import Alarm, StepGuards, expect_same_reference, expect_trained
 from rlhf.models.dropout import without_dropout
 from rlhf.models.inspection import missing_from_save, untrained_adapters
-from rlhf.models.loading import Policy, save_policy
+from rlhf.models.loading import Policy, require_positions, save_policy
 from rlhf.models.packing import Layout, PackedBatch, pack
 from rlhf.models.roles import Reference
 from rlhf.progress import TrainingProgress
@@ -85,6 +85,7 @@ def fit(
     A checkpoint of the same run in the folder is continued exactly, one of another run refused. `check_start` sees the first microbatch
     before the first step. Raises GuardError, CheckpointError, StorageError.
     """
+    require_positions(policy.model, longest=max(run.longest for run in (*data.train, *data.holdout)))
     chosen_layout, reason = layout
     site.console.print(f"layout [bold]{chosen_layout}[/bold]: {reason}")
     require_evaluation_rows(loop, data, site.console)
@@ -182,6 +183,9 @@ def training_arguments(*, optim: OptimConfig, loop: LoopConfig, plan: StepPlan, 
         eval_on_start=evaluate and not resuming, report_to=[name for name in loop.trackers if name != "tensorboard"],
         run_name=f"{site.folder.parent.name}/{site.name}", remove_unused_columns=False, disable_tqdm=True,
         dataloader_pin_memory=False, label_names=[], **evaluations)
+    if arguments.world_size != plan.world_size:
+        raise ConfigError(f"the steps were planned for {plan.world_size} process(es), but {arguments.world_size} were started together. "
+                          "This version trains in one; start it without a launcher.")
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1    # one process trains on one GPU; the Trainer would wrap the model in DataParallel, which splits rows anew
     return arguments

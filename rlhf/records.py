@@ -197,6 +197,11 @@ class TokenRun:
         return len(self.prompt) + sum(map(len, self.responses))
 
     @property
+    def longest(self) -> int:
+        """Tokens of the prompt and its longest response: what `max_length` limits, and what a model needs positions for."""
+        return len(self.prompt) + max(map(len, self.responses))
+
+    @property
     def padded_tokens(self) -> int:
         """Tokens of this row alone, one padded row a response."""
-        return len(self.responses) * (len(self.prompt) + max(map(len, self.responses)))
+        return len(self.responses) * self.longest

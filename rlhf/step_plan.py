@@ -109,13 +109,20 @@ class StepPlan:
         return math.ceil(self.rows_in_run / self.batch.per_step)
 
     @cached_property
-    def _step_rows(self) -> list[list[int]]:
-        ids = [run.id for run in self.runs]
-        stream: list[int] = []
-        for epoch in range(math.ceil(self.rows_in_run / len(ids))):
-            stream += epoch_order(ids, seed=self.seed, epoch=epoch, shuffle=self.batch.shuffle)
-        stream = stream[: self.rows_in_run]
-        return [stream[start: start + self.batch.per_step] for start in range(0, len(stream), self.batch.per_step)]
+    def _orders(self) -> dict[int, list[int]]:
+        """Rows by epoch, as far as epochs were asked for: a run may be given more steps than it will ever take."""
+        return {}
+
+    def rows_of(self, step: int) -> list[int]:
+        """Row numbers of this step, in the order of the stream."""
+        first = step * self.batch.per_step
+        return [self._row_at(position) for position in range(first, min(first + self.batch.per_step, self.rows_in_run))]
+
+    def _row_at(self, position: int) -> int:
+        epoch, place = divmod(position, len(self.runs))
+        if epoch not in self._orders:
+            self._orders[epoch] = epoch_order([run.id for run in self.runs], seed=self.seed, epoch=epoch, shuffle=self.batch.shuffle)
+        return self._orders[epoch][place]
 
     @cached_property
     def accumulation(self) -> int:
@@ -123,7 +130,7 @@ class StepPlan:
         budget = self.batch.tokens_per_microbatch
         most = exact_div(self.batch.per_step, self.world_size, "batch.per_step / number of devices")
         for count in range(math.ceil(most / self.batch.per_microbatch), most + 1):
-            if budget is None or all(self._fits(rows, count, budget) for rows in self._step_rows):
+            if budget is None or all(self._fits(self.rows_of(step), count, budget) for step in range(self.steps)):
                 return count
         return most
 
@@ -133,17 +140,17 @@ class StepPlan:
 
     def microbatches_of(self, step: int) -> list[list[list[int]]]:
         """[rank][microbatch] -> row numbers of this step. The last step may have fewer microbatches, the same number on each rank."""
-        rows = self._step_rows[step]
+        rows = self.rows_of(step)
         count = min(self.accumulation, len(rows) // self.world_size)
         bins = balance(rows, self.tokens, bins=count * self.world_size, most_rows=self.batch.per_microbatch)
         return [bins[rank::self.world_size] for rank in range(self.world_size)]
 
     def totals_of(self, step: int) -> StepTotals:
-        return StepTotals.of([self.runs[row] for row in self._step_rows[step]])
+        return StepTotals.of([self.runs[row] for row in self.rows_of(step)])
 
     def tokens_of(self, step: int) -> int:
         """Tokens that the devices forward in this step."""
-        return sum(self.tokens[row] for row in self._step_rows[step])
+        return sum(self.tokens[row] for row in self.rows_of(step))
 
     def padded_tokens(self, steps: int) -> int:
         """What one padded row a response would forward for the same microbatches in the first so many steps."""

@@ -1,8 +1,8 @@
 """The one training loop: transformers.Trainer, an objective handed in, and nothing but documented hooks.
 
-`get_train_dataloader`, `get_batch_samples`, `compute_loss`, `log` and `evaluate` are overridden; checkpoints, schedulers, trackers, mixed
-precision and launchers are the Trainer's own. Losses are divided by what the whole step holds, so micro-batches of any size and any
-number of devices give one loss curve. (Why not the trainers of TRL: docs/architecture.md.)
+`get_train_dataloader`, `get_batch_samples`, `compute_loss`, its context manager, `log` and `evaluate` are overridden; checkpoints,
+schedulers, trackers, mixed precision and launchers are the Trainer's own. Losses are divided by what the whole step holds, so
+micro-batches of any size and any number of devices give one loss curve. (Why not the trainers of TRL: docs/architecture.md.)
 """
 
 from __future__ import annotations
@@ -135,6 +135,12 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc]
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], None]:
         """The microbatches of a step; none when a run that had ended was started again, which then takes no further step."""
         return ([] if self.control.should_training_stop else list(islice(epoch_iterator, num_batches))), None
+
+    @override
+    def compute_loss_context_manager(self) -> AbstractContextManager[object]:
+        """The Trainer's autocast reaches the forward of its own model; a reference and a head scored in chunks need the same."""
+        autocast: AbstractContextManager[object] = self.accelerator.autocast()
+        return autocast
 
     @override
     def compute_loss(self, model: nn.Module, inputs: dict[str, Microbatch], return_outputs: bool = False,

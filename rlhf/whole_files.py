@@ -26,7 +26,7 @@ def replace_file(path: Path, text: str) -> None:
         partial.replace(path)
         sync_to_disk(path.parent)
     except OSError as error:
-        if partial.exists():
+        if partial.is_file():
             partial.unlink()
         kept = "what was there before is intact" if path.exists() else "nothing was left behind"
         raise StorageError(f"{path} could not be written ({error.strerror}); {kept}. Free some space or make the folder writable, then run "

@@ -1,6 +1,6 @@
 """The data half of `rlhf check`: what the files hold, what a stage would train on, and every kind of problem with its rows.
 
-Nothing is changed or written. `check_data` gives a report, `render` prints it, `as_dict` is its JSON form.
+Nothing is changed or written. `check_data` gives a report, `check_page.render` prints it, `as_dict` is its JSON form.
 """
 
 from __future__ import annotations
@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Literal
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Literal, NamedTuple
+from unicodedata import normalize
 
 from rlhf.config import DataConfig
 from rlhf.data.formats import DataSet, load_demonstrations, load_preferences
-from rlhf.data.rejects import Reject
+from rlhf.data.rejects import Reject, counted_rows
 from rlhf.data.templates import PROBE_QUESTION, TRL_STANDS_IN, Template, special_tokens, template_for
-from rlhf.data.tokens import ROWS_NAMED, Lengths, TokenReport, Tokens, responses_of, tokenise
+from rlhf.data.tokens import ROWS_NAMED, TokenReport, Tokens, responses_of, tokenise
 from rlhf.errors import ModelError
 from rlhf.records import Demonstration, PreferenceRecord, Prompt, Record, TokenRun
 
@@ -27,8 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Severity = Literal["error", "warning", "note"]
-STYLES: dict[Severity, str] = {"error": "bold red", "warning": "yellow", "note": "cyan"}
-BAR_WIDTH = 32
 
 REPAIR = "name the repair in data.repair: {}"
 ADVICE: dict[str, str] = {
@@ -41,6 +35,7 @@ ADVICE: dict[str, str] = {
     "bad_schema": "write the record with the schema this version reads",
     "bad_transcript": "a transcript alternates '\\n\\nHuman:' and '\\n\\nAssistant:' turns and ends with the assistant",
     "bad_vote": "give each vote one of the values docs/data.md lists for this layout",
+    "beyond_text": "leave these keys out where the text alone is meant; tools, images and separate reasoning are not trained on here",
     "deleted": "nothing: the data set marks these as removed",
     "disputed": "nothing, or collect more votes: the annotators contradict the ranking",
     "duplicate": REPAIR.format("drop_duplicates"),
@@ -81,6 +76,7 @@ ADVICE: dict[str, str] = {
     "prompts_cut": "raise data.max_length if the start of long prompts matters (the end is kept)",
     "responses_cut": "raise data.max_length: these responses do not end, and a model may learn not to",
     "boundary_merges": "end prompts without a space where a response follows directly; such responses are tokenised alone",
+    "held_out_twins": "write these prompts in one way, or name a separate data.holdout",
     "line_separators": "nothing: U+2028, U+2029 and U+0085 stay as they are",
     "byte_order_mark": "remove U+FEFF from the texts: it is invisible and takes tokens",
 }
@@ -134,24 +130,30 @@ class CheckReport:
         return all(finding.severity != "error" for finding in self.findings)
 
 
+class ModelLimits(NamedTuple):
+    embedding_rows: int
+    positions: int | None
+    """Of the longest row; None: any."""
+
+
 def check_data(config: DataConfig, tokenizer: PreTrainedTokenizerBase | None, *, records: Literal["preferences", "demonstrations"],
-               embedding_rows: int | None = None) -> CheckReport:
-    """Reads and tokenises everything. `embedding_rows`: of the model, to see whether every token has a vector.
+               limits: ModelLimits | None = None, trains: bool = True) -> CheckReport:
+    """Reads and tokenises everything. `limits`: of the model, to see whether every token has a vector and every row fits. `trains`: the
+    stage needs rows to train on; else it needs held-out ones.
 
     A file that cannot be read at all raises DataError.
     """
-    if records == "preferences":
-        return check_set(load_preferences(config), config, tokenizer, embedding_rows=embedding_rows)
-    return check_set(load_demonstrations(config), config, tokenizer, embedding_rows=embedding_rows)
+    data = load_preferences(config) if records == "preferences" else load_demonstrations(config)
+    return check_set(data, config, tokenizer, limits=limits, trains=trains)
 
 
 def check_set(data: DataSet[PreferenceRecord] | DataSet[Demonstration], config: DataConfig, tokenizer: PreTrainedTokenizerBase | None, *,
-              embedding_rows: int | None = None) -> CheckReport:
+              limits: ModelLimits | None, trains: bool) -> CheckReport:
     findings: list[Finding] = []
     sides: dict[str, Tokens] = {}
     preview = None
     if tokenizer is not None:
-        findings += tokenizer_findings(tokenizer, embedding_rows)
+        findings += tokenizer_findings(tokenizer, None if limits is None else limits.embedding_rows)
         try:
             template = template_for(tokenizer, config.template)
         except ModelError as error:
@@ -161,11 +163,14 @@ def check_set(data: DataSet[PreferenceRecord] | DataSet[Demonstration], config: 
             sides = {name: tokenise(side, template, max_length=config.max_length, on_long=config.on_long)
                      for name, side in (("train", data.train), ("holdout", data.holdout))}
             runs = sides["train"].runs or sides["holdout"].runs
+            findings += length_findings([*sides["train"].runs, *sides["holdout"].runs], limits)
             preview = preview_of(min(runs, key=lambda run: run.packed_tokens), tokenizer) if runs else None
     rejects = [*data.rejects, *(reject for side in sides.values() for reject in side.rejects)]
-    findings += limit_findings(len(rejects), data, config)
+    kept = {"train": len(data.train), "holdout": len(data.holdout)} | {name: len(side.runs) for name, side in sides.items()}
+    findings += limit_findings(len(rejects), config, rows=data.rows, trains=trains, **kept)
     findings += reject_findings(rejects)
     findings += cut_findings([side.report for side in sides.values()])
+    findings += twin_findings(data.train, data.holdout)
     findings += character_findings([*data.train, *data.holdout])
     order: tuple[Severity, ...] = ("error", "warning", "note")
     return CheckReport(files=data.files, layouts=data.layouts, rows=data.rows, train=len(data.train), holdout=len(data.holdout),
@@ -193,7 +198,7 @@ def tokenizer_findings(tokenizer: PreTrainedTokenizerBase, embedding_rows: int |
 
 def template_findings(template: Template) -> Iterator[Finding]:
     if template.replaced:
-        yield about_tokenizer("note", "chat_template_replaced", f"{TRL_STANDS_IN}: {template.replaced}",
+        yield about_tokenizer("note", "chat_template_replaced", f"{TRL_STANDS_IN}: {template.replaced.partition('. ')[0]}",
                               "nothing: it is used for training and generation, and saved with the model")
     yield from bos_findings(template)
 
@@ -219,14 +224,31 @@ def bos_findings(template: Template) -> Iterator[Finding]:
                               "nothing, if the model was trained without it")
 
 
-def limit_findings(rejected: int, data: DataSet[PreferenceRecord] | DataSet[Demonstration], config: DataConfig) -> Iterator[Finding]:
-    share = rejected / max(1, data.rows)
+def limit_findings(rejected: int, config: DataConfig, *, rows: int, train: int, holdout: int, trains: bool) -> Iterator[Finding]:
+    """What would stop a stage before its work, and a training without anything to measure it on."""
+    counted = counted_rows(rejected, rows=rows, kept=train + holdout)
+    share = rejected / max(1, counted)
     if share > config.max_rejected:
-        yield Finding("error", "too_many_rejects", rejected, (), f"{share:.1%} of {data.rows} rows; {config.max_rejected:.1%} may be",
+        yield Finding("error", "too_many_rejects", rejected, (), f"{share:.1%} of {counted:,} rows; {config.max_rejected:.1%} may be",
                       "see the kinds below; repair the data or raise data.max_rejected")
-    if not data.train:
-        yield Finding("error", "no_training_rows", 0, (), f"no row is left to train on ({len(data.holdout)} are held out)",
+    if trains and not train:
+        yield Finding("error", "no_training_rows", 0, (), f"no row is left to train on ({holdout:,} are held out)",
                       "see the kinds below, and data.holdout_percent")
+    elif not trains and not holdout:
+        yield Finding("error", "no_holdout_rows", 0, (), "no row is held out, and this stage works on held-out rows only",
+                      "name data.holdout, give more rows, or raise data.holdout_percent")
+    elif not holdout and (config.holdout is not None or config.holdout_percent > 0):
+        yield Finding("note", "no_holdout_rows", 0, (), "no row is held out, so that nothing measures the training",
+                      "give more rows, or raise data.holdout_percent")
+
+
+def length_findings(runs: Sequence[TokenRun], limits: ModelLimits | None) -> Iterator[Finding]:
+    if limits is None or limits.positions is None:
+        return
+    beyond = sum(run.longest > limits.positions for run in runs)
+    if beyond:
+        yield Finding("error", "beyond_positions", beyond, (), f"rows longer than the model's {limits.positions:,} positions",
+                      f"set data.max_length to {limits.positions} or less")
 
 
 def reject_findings(rejects: Sequence[Reject]) -> Iterator[Finding]:
@@ -234,7 +256,8 @@ def reject_findings(rejects: Sequence[Reject]) -> Iterator[Finding]:
     for reject in rejects:
         kinds.setdefault(reject.reason, []).append(reject)
     for kind, found in sorted(kinds.items(), key=lambda item: -len(item[1])):
-        yield Finding("warning", kind, len(found), tuple(reject.where for reject in found[:ROWS_NAMED]), found[0].detail, ADVICE[kind])
+        yield Finding("warning", kind, len(found), tuple(reject.where for reject in found[:ROWS_NAMED]),
+                      found[0].detail.partition("; repair: ")[0], ADVICE[kind])
 
 
 def cut_findings(reports: Sequence[TokenReport]) -> Iterator[Finding]:
@@ -248,6 +271,19 @@ def cut_findings(reports: Sequence[TokenReport]) -> Iterator[Finding]:
             yield Finding(severity, kind, count, tuple(rows[:ROWS_NAMED]), found, ADVICE[kind])
 
 
+def twin_findings(train: Sequence[Record], holdout: Sequence[Record]) -> Iterator[Finding]:
+    """The split goes by the exact text of a prompt; to a model, these are the prompts it is measured on."""
+    held_out = {look_of(record.prompt) for record in holdout}
+    rows = list(dict.fromkeys(record.source for record in train if look_of(record.prompt) in held_out))
+    if rows:
+        yield Finding("warning", "held_out_twins", len(rows), tuple(rows[:ROWS_NAMED]),
+                      "prompts differ from a held-out one in white space, case or Unicode form only", ADVICE["held_out_twins"])
+
+
+def look_of(prompt: Prompt) -> tuple[tuple[str, str], ...]:
+    return tuple((message.role, " ".join(normalize("NFKC", message.content).casefold().split())) for message in prompt.messages)
+
+
 def character_findings(records: Sequence[Record]) -> Iterator[Finding]:
     """Characters that other readers split lines at, or that nobody sees."""
     for kind, characters in (("line_separators", "\u2028\u2029\u0085"), ("byte_order_mark", "\ufeff")):
@@ -255,7 +291,7 @@ def character_findings(records: Sequence[Record]) -> Iterator[Finding]:
             character in text for text in (*(message.content for message in record.prompt.messages), *responses_of(record))
             for character in characters)))
         if rows:
-            names = ", ".join(f"U+{ord(character):04X}" for character in characters)
+            names = " or ".join(f"U+{ord(character):04X}" for character in characters)
             yield Finding("note", kind, len(rows), tuple(rows[:ROWS_NAMED]), f"texts hold {names}", ADVICE[kind])
 
 
@@ -275,77 +311,3 @@ def pieces(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tuple[Piec
 def as_dict(report: CheckReport) -> dict[str, object]:
     """For `--json`."""
     return {"ok": report.ok, **asdict(report)}
-
-
-def render(report: CheckReport, console: Console) -> None:
-    console.print(counts_table(report))
-    for name, tokens in report.tokens.items():
-        if tokens.rows:
-            console.print(lengths_table(name, tokens))
-            console.print(histogram(tokens.sequence_lengths))
-    if report.preview is not None:
-        console.print(Text.assemble(("\nshortest row: ", "bold"), ("prompt", "dim"), ", ", ("response", "green"), ", ",
-                                    ("special token", "reverse")))
-        for number, response in enumerate(report.preview.responses, 1):
-            console.print(Text.assemble((f"[{number}] ", "bold"), marked(report.preview.prompt, "dim"), marked(response, "green")))
-    if report.findings:
-        console.print(findings_table(report.findings))
-    console.print(Text("ready to train", "bold green") if report.ok else Text("not ready: see the errors above", "bold red"))
-
-
-def counts_table(report: CheckReport) -> Table:
-    table = Table(title="data", show_header=False)
-    for source, layout in report.layouts.items():
-        table.add_row(Text(source), Text(f"layout {layout}, sha256 {report.files[source][:12]}"))
-    table.add_row("rows", f"{report.rows:,}")
-    table.add_row("records", f"{report.train:,} to train on, {report.holdout:,} held out")
-    table.add_row("rejected", f"{report.rejected:,}")
-    for repair, count in report.repaired.items():
-        table.add_row(repair, f"{count:,} rows changed")
-    return table
-
-
-def lengths_table(name: str, tokens: TokenReport) -> Table:
-    table = Table(title=f"{name}: {tokens.kept:,} rows, {tokens.packed_tokens:,} tokens ({tokens.padded_tokens:,} if padded)")
-    for column in ("tokens", "p50", "p90", "p99", "longest"):
-        table.add_column(column, justify="left" if column == "tokens" else "right")
-    for what, lengths in (("prompt", tokens.prompt_lengths), ("response", tokens.response_lengths),
-                          ("prompt + longest response", tokens.sequence_lengths)):
-        table.add_row(what, f"{lengths.p50:,}", f"{lengths.p90:,}", f"{lengths.p99:,}", f"{lengths.longest:,}")
-    return table
-
-
-def histogram(lengths: Lengths) -> Text:
-    """Rows by prompt + longest response, in powers of two."""
-    first = next((index for index, count in enumerate(lengths.histogram) if count), 0)
-    text = Text()
-    for index, count in enumerate(lengths.histogram[first:], first):
-        bar = "█" * round(BAR_WIDTH * count / max(lengths.histogram)) or ("▏" if count else "")
-        text.append(f"{2**index:>8,}-{2**(index + 1) - 1:<8,} {bar} {count:,}\n")
-    return text
-
-
-def marked(row: Sequence[Piece], style: str) -> Text:
-    text = Text()
-    for piece in row:
-        text.append(piece.text.replace("\n", "↵\n"), f"{style} reverse" if piece.special else style)
-    return text
-
-
-def findings_table(findings: Sequence[Finding]) -> Table:
-    table = Table(title="problems")
-    for column in ("", "kind", "count", "first rows", "found", "what to do"):
-        table.add_column(column, justify="right" if column == "count" else "left", overflow="fold")
-    for finding in findings:
-        table.add_row(Text(finding.severity, STYLES[finding.severity]), Text(finding.kind), f"{finding.count:,}" if finding.count else "",
-                      Text(row_numbers(finding.rows)), Text(finding.found), Text(finding.advice))
-    return table
-
-
-def row_numbers(rows: Sequence[str]) -> str:
-    """`folder/pairs.jsonl:3`, `folder/pairs.jsonl:8` -> `pairs.jsonl: 3, 8`."""
-    numbers: dict[str, list[str]] = {}
-    for row in rows:
-        source, _, number = row.rpartition(":")
-        numbers.setdefault(PurePath(source).name, []).append(number)
-    return "\n".join(f"{name}: {', '.join(found)}" if name else ", ".join(found) for name, found in numbers.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
@@ -208,7 +209,9 @@ def _replies(message: Mapping[str, object]) -> list[object]:
 
 
 def _id(message: Mapping[str, object]) -> str:
-    return str(message.get("message_id", "without id"))[:36]
+    """Its id, unless that is no id but a text."""
+    name = str(message.get("message_id"))
+    return name if re.fullmatch(r"[\w.:-]{1,40}", name) and name != "None" else "without id"
 
 
 def _siblings(prompt: Turns, replies: Sequence[Mapping[str, object]]) -> Drafts:
@@ -246,7 +249,7 @@ def read_records(row: Row) -> Drafts:
             assert isinstance(listed, Draft) and listed.ranks is not None
             responses, ranks = listed.responses, listed.ranks
         case _:
-            raise RowError("bad_schema", f"schema is none of demonstration/1, preference/1, ranked/1")
+            raise RowError("bad_schema", "schema is none of demonstration/1, preference/1, ranked/1")
     votes, agreement = _number(value_of(row, "votes"), "votes", "bad_vote"), _number(value_of(row, "agreement"), "agreement", "bad_vote")
     if votes < 1 or votes != int(votes) or not 0 <= agreement <= 1:
         raise RowError("bad_vote", f"votes is {votes}, agreement is {agreement}; a whole number from 1 and a share are needed")

@@ -76,6 +76,8 @@ def expand(sources: Sequence[str]) -> list[Source]:
 
 
 def _expand_one(text: str) -> list[Source]:
+    if not text.strip():
+        raise DataError("a data source has no name; give a file, a glob or a hub name")
     try:
         path = Path(text).expanduser()
         is_file, is_folder = path.is_file(), path.is_dir()
@@ -178,7 +180,7 @@ def parse_json(data: bytes) -> Row | RowError:
         return RowError("bad_encoding", f"byte {error.object[error.start]:#04x} at offset {error.start} of the row is not UTF-8")
     except (ValueError, RecursionError) as error:
         return RowError("bad_json", str(error))
-    return value if isinstance(value, dict) else RowError("not_an_object", f"the row is a {type(value).__name__}, not an object")
+    return value if isinstance(value, dict) else RowError("not_an_object", f"the row is {type(value).__name__}, no object")
 
 
 def _read_jsonl(name: str, stream: io.BufferedIOBase) -> Iterator[Line]:
@@ -211,9 +213,9 @@ def _read_json(name: str, stream: io.BufferedIOBase) -> Iterator[Line]:
     except (ValueError, RecursionError) as error:
         raise DataError(f"{name}: bad_json: {error}; nothing of the file can be read") from error
     if not isinstance(rows, list):
-        raise DataError(f"{name} holds a {type(rows).__name__}; an array of rows is needed")
+        raise DataError(f"{name} holds one value ({type(rows).__name__}); an array of rows is needed")
     for number, row in enumerate(rows, 1):
-        yield Line(number, row if isinstance(row, dict) else RowError("not_an_object", f"the row is a {type(row).__name__}"))
+        yield Line(number, row if isinstance(row, dict) else RowError("not_an_object", f"the row is {type(row).__name__}, no object"))
 
 
 def _require_distinct(name: str, columns: Sequence[str]) -> None:
@@ -245,7 +247,8 @@ def _read_csv(name: str, stream: io.BufferedIOBase) -> Iterator[Line]:
             for number, cells in enumerate((cells for cells in reader if cells), 1):
                 yield Line(number, _csv_row(header, cells))
         except csv.Error as error:
-            raise DataError(f"{name}:{reader.line_num}: bad_csv: {error}; what follows cannot be told apart. Repair the quotes") from error
+            raise DataError(f"{name}:{reader.line_num}: bad_csv: {error}; what follows cannot be told apart. "
+                            "Repair the quotes or the line ends") from error
 
 
 def _csv_row(header: list[str], cells: list[str]) -> Row | RowError:

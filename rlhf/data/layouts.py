@@ -15,9 +15,9 @@ Drafts = Iterator[Draft | RowError]
 STRICT_PAIR = (1.0, 2.0)
 
 OTHER_NAMES: dict[str, tuple[str, ...]] = {
-    "prompt": ("question", "query", "instruction", "input", "text", "context", "Prompt"),
-    "chosen": ("preferred", "winner", "accepted", "better", "positive", "response_j", "chosen_response", "Chosen"),
-    "rejected": ("dispreferred", "loser", "worse", "negative", "response_k", "rejected_response", "Rejected"),
+    "prompt": ("question", "query", "instruction", "input", "text", "context"),
+    "chosen": ("preferred", "winner", "accepted", "better", "positive", "response_j", "chosen_response"),
+    "rejected": ("dispreferred", "loser", "worse", "negative", "response_k", "rejected_response"),
     "response": ("output", "answer", "target", "completion", "reply"),
     "output": ("response", "answer", "target", "completion"),
     "messages": ("conversation", "conversations", "dialog", "dialogue", "chat"),
@@ -39,8 +39,9 @@ _TRANSCRIPT_TURN = re.compile(r"(?:\A\s*|\n\n)(Human|Assistant): ?")
 # Columns
 
 def other_name(column: str, columns: Sequence[str]) -> str | None:
-    """A well-known other name of a column, among those that are there."""
-    return next((name for name in OTHER_NAMES.get(column, ()) if name in columns), None)
+    """A well-known other name of a column, or the name itself in another spelling (" Chosen"), among those that are there."""
+    names = (column, *OTHER_NAMES.get(column, ()))
+    return next((found for name in names for found in columns if found != column and found.strip().casefold() == name), None)
 
 
 def missing(column: str, columns: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlhf.config import DataConfig
 from rlhf.data.formats import DataSet
-from rlhf.data.rejects import count_reasons, require_share, write_rejects
+from rlhf.data.rejects import count_reasons, counted_rows, require_share, write_rejects
 from rlhf.data.templates import Template
 from rlhf.data.tokens import Tokens, tokenise
 from rlhf.errors import DataError
@@ -38,7 +38,8 @@ def prepare(data: DataSet[Demonstration] | DataSet[PreferenceRecord], config: Da
         "train_tokens": asdict(train.report), "holdout_tokens": asdict(holdout.report),
     }
     replace_file(folder / "data.json", json.dumps(summary, indent=2))
-    require_share(rejects, rows=data.rows, at_most=config.max_rejected, rejects_file=rejects_file)
+    rows = counted_rows(len(rejects), rows=data.rows, kept=len(train.runs) + len(holdout.runs))
+    require_share(rejects, rows=rows, at_most=config.max_rejected, rejects_file=rejects_file)
     if not train.runs:
         raise DataError(f"no row of {config.train} is left to train on ({data.rows} read, {len(holdout.runs)} held out). Repair what "
                         f"{rejects_file} lists, or lower data.holdout_percent.")

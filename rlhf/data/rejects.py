@@ -19,7 +19,7 @@ class Reject:
     reason: str
     """A slug from docs/data.md, for example `empty_response`."""
     detail: str
-    """What was found, short; no more than a few words of the text itself."""
+    """What was found, short; nothing of the text itself, which may be private."""
 
 
 class RowError(DataError):
@@ -43,8 +43,13 @@ def write_rejects(rejects: Iterable[Reject], path: Path) -> None:
     replace_file(path, "".join(json.dumps(asdict(reject), ensure_ascii=True) + "\n" for reject in rejects))
 
 
+def counted_rows(rejected: int, *, rows: int, kept: int) -> int:
+    """What a share of rejects is a share of. A ranking is one row that gives several pairs; then each pair counts as a row."""
+    return max(rows, rejected + kept)
+
+
 def require_share(rejects: Sequence[Reject], *, rows: int, at_most: float, rejects_file: Path | None = None) -> None:
-    """Stop when more than the share `at_most` of the rows was rejected."""
+    """Stop when more than the share `at_most` of the rows, as `counted_rows` counts them, was rejected."""
     share = len(rejects) / max(1, rows)
     if share > at_most:
         reasons = ", ".join(f"{count} {reason}" for reason, count in count_reasons(rejects).items())

@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-from jinja2.exceptions import TemplateError
-
 from rlhf.config import TemplateName
 from rlhf.data.rejects import RowError
-from rlhf.data.trl_templates import with_training_template
+from rlhf.data.trl_templates import TEMPLATE_FAULTS, with_training_template
 from rlhf.errors import ModelError
 from rlhf.records import Prompt
 
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 
 TRL_STANDS_IN = "TRL's training template of this model family stands in for the tokenizer's own, which cannot serve in training"
 ALTERNATIVES = "Set data.template to plain or transcript, or give the tokenizer a chat_template"
+QUOTED_CHARACTERS = 8
+"""A template's error that holds so much of a message is not passed on: rejects quote no text."""
 # Letters only, so that no template trims them and no pair of them forms a word that a template could hold.
 PROBE_QUESTION, PROBE_ANSWER = "qzjxv", "vxjzq"
 
@@ -68,8 +68,9 @@ class ChatRendering:
         roles = [message.role for message in prompt.messages]
         if roles[-1] == "assistant":
             raise RowError("prompt_ends_with_assistant", "the last message is the assistant's, so there is nothing to respond to")
-        if not self.left_out.isdisjoint(roles):
-            raise RowError("template_refuses", f"{'/'.join(roles)}: the chat template writes no {'/'.join(sorted(self.left_out))} message")
+        lost = sorted(self.left_out.intersection(roles))
+        if lost:
+            raise RowError("template_refuses", f"{'/'.join(roles)}: the chat template writes no {'/'.join(lost)} message")
         return render_chat(self.tokenizer, [(message.role, message.content) for message in prompt.messages], generate=True)
 
     def response_text(self, response: str) -> str:
@@ -301,8 +302,10 @@ def render_chat(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, s
     try:
         text: str = tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in turns], tokenize=False,
                                                   add_generation_prompt=generate)
-    except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise RowError("template_refuses", f"{'/'.join(role for role, _ in turns)}: {error}") from error
+    except TEMPLATE_FAULTS as error:
+        quotes = any(content in str(error) for _, content in turns if len(content) >= QUOTED_CHARACTERS)
+        found = type(error).__name__ if quotes else str(error)
+        raise RowError("template_refuses", f"{'/'.join(role for role, _ in turns)}: {found}") from error
     return text
 
 

@@ -182,10 +182,10 @@ def settle(item: Rendered, ids: dict[str, list[int]], alone: dict[str, list[int]
     responses = tuple(tuple(whole[len(start):] if extends(whole, start) else alone[response])
                       for whole, response in zip(joint, item.responses, strict=True))
     if not prompt:
-        return Reject(item.where, "empty_prompt_tokens", f"the prompt {item.prompt[:40]!r} has no tokens")
+        return Reject(item.where, "empty_prompt_tokens", f"the {len(item.prompt)} characters of the prompt give no tokens")
     for response, text in zip(responses, item.responses, strict=True):
         if not response or response == (template.end_id,):
-            return Reject(item.where, "empty_response_tokens", f"the response {text[:40]!r} has no tokens before its end")
+            return Reject(item.where, "empty_response_tokens", f"the {len(text)} characters of a response give no tokens before its end")
     smoothing = 0.0 if isinstance(item.record, Demonstration) else 1 - item.record.agreement
     whole = TokenRun(id=item.record.content_id, prompt=prompt, responses=responses, smoothing=smoothing)
     return Row(item.where, whole, merges, fit(whole, item.where, head=template.head_length(prompt), max_length=max_length, on_long=on_long))

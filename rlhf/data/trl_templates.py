@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
+TEMPLATE_FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+"""What rendering may raise: the template on purpose, or its code by mistake."""
+
+
 def with_training_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase | None:
     """A copy of the tokenizer that carries TRL's training template of its family; None where TRL has none, or the own one is enough for it.
 
@@ -20,7 +24,7 @@ def with_training_template(tokenizer: PreTrainedTokenizerBase) -> PreTrainedToke
 
     try:
         template = get_training_chat_template(tokenizer)
-    except (TemplateError, TypeError, ValueError):     # an unknown family, or a template that TRL's own probes cannot render
+    except TEMPLATE_FAULTS:     # ValueError: a family that TRL does not know; others: a template that its own probes cannot render
         return None
     if template is None:
         return None

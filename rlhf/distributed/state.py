@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from typing_extensions import override
 
-from rlhf.errors import CheckpointError, Problem, RlhfError, StorageError
+from rlhf.errors import CheckpointError, GuardError, Problem, StorageError
 from rlhf.whole_files import replace_file, sync_to_disk
 
 MANIFEST = "manifest.json"
@@ -212,9 +212,9 @@ def checkpoints_protected(folder: Path) -> Iterator[None]:
     remove_torn(folder)
     try:
         yield
+    except (CheckpointError, GuardError):
+        raise
     except (OSError, RuntimeError, SafetensorError) as error:
-        if isinstance(error, RlhfError) and not isinstance(error, StorageError):
-            raise
         disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         torn = remove_torn(folder)
         if not torn and not disk_full:

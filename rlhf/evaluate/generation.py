@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlhf.data.templates import Template
 from rlhf.errors import ModelError
 from rlhf.models.attention import evaluating
-from rlhf.models.loading import generation_pad_id
+from rlhf.models.loading import generation_pad_id, positions_of
 from rlhf.models.packing import causal_lm
 from rlhf.progress import Bar, SilentBar
 from rlhf.records import Prompt
@@ -68,9 +68,7 @@ def left_padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor
 
 
 def require_positions(model: PreTrainedModel | PeftModel, *, longest: int, max_new_tokens: int) -> None:
-    config = causal_lm(model).config.get_text_config()
-    key = "max_position_embeddings"
-    room = config.to_dict().get(config.attribute_map.get(key, key))     # GPT-2 has its own name for it; models without positions have none
+    room = positions_of(causal_lm(model).config)
     if room is not None and longest + max_new_tokens > room:
         raise ModelError(f"the longest prompt has {longest} tokens; with max_new_tokens={max_new_tokens} that is more than the {room} "
                          "positions of the model. Lower evaluate.max_new_tokens or leave out such prompts.")

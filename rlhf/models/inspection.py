@@ -83,8 +83,9 @@ def missing_from_save(model: nn.Module, folder: Path) -> list[str]:
 
 
 def name_in_file(name: str) -> str:
-    """PEFT leaves the adapter's own name out of the names in its files."""
-    return name.replace(f".modules_to_save.{TRAINED}", "").replace(f".{TRAINED}", "")
+    """PEFT leaves the adapter's own name out of the names in its files, and for DoRA's magnitudes what comes after it."""
+    plain = name.replace(f".modules_to_save.{TRAINED}", "").replace(f".lora_magnitude_vector.{TRAINED}.weight", ".lora_magnitude_vector")
+    return plain.replace(f".{TRAINED}", "")
 
 
 def model_fingerprint(model: PreTrainedModel | PeftModel, *, adapter: str | None = None) -> str:

@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -190,7 +191,7 @@ def load_tokenizer(source: Source) -> PreTrainedTokenizerBase:
         # own (qwen2), which takes nothing from a tokenizer.json it did not expect and encodes every text to no tokens.
         generic = get_tokenizer_config(place, revision=revision).get("tokenizer_class") in GENERIC_TOKENIZERS
         return (PreTrainedTokenizerFast if generic else AutoTokenizer).from_pretrained(place, revision=revision)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:      # the tokenizers library raises plain ones
         raise ModelError(f"{place} has no tokenizer that can be loaded: {error}. Save the tokenizer into the folder.") from error
 
 
@@ -200,6 +201,21 @@ def require_room_for(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel)
     if highest >= rows:
         raise ModelError(f"the tokenizer has ids up to {highest}, the embedding of {model.name_or_path} has {rows} rows. Resize the model "
                          "(resize_token_embeddings) and save it with its tokenizer first; training does not do it for you.")
+
+
+def positions_of(config: PretrainedConfig) -> int | None:
+    """The longest row that a model of this configuration has positions for; None where it needs none (Mamba, ALiBi)."""
+    text, key = config.get_text_config(), "max_position_embeddings"
+    positions: int | None = text.to_dict().get(text.attribute_map.get(key, key))     # GPT-2 has its own name for it
+    return positions
+
+
+def require_positions(model: PreTrainedModel, *, longest: int) -> None:
+    """A row beyond the last position is an index error in the middle of a run, or trained where the model has never been."""
+    positions = positions_of(model.config)
+    if positions is not None and longest > positions:
+        raise ModelError(f"the longest row has {longest} tokens, {model.name_or_path} has {positions} positions. Lower data.max_length "
+                         f"to {positions} or less.")
 
 
 def generation_pad_id(tokenizer: PreTrainedTokenizerBase) -> int:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from transformers import AutoConfig
 
 from rlhf.config import DataConfig, EvaluateConfig, PrepareConfig, Recipe, SftConfig, StageConfig
-from rlhf.data.check import CheckReport, check_data
+from rlhf.data.check import CheckReport, ModelLimits, check_data
 from rlhf.errors import ModelError, RlhfError
-from rlhf.models.loading import Source, find_source, load_tokenizer
+from rlhf.models.loading import Source, find_source, load_tokenizer, positions_of
 from rlhf.recipe import resolve, resolve_data
 from rlhf.recipe_links import reference
 
@@ -55,14 +55,14 @@ def _check_stage(recipe: Recipe, config: StageConfig) -> CheckReport:
     assert not isinstance(config, PrepareConfig)
     demonstrations = isinstance(config, SftConfig) or (isinstance(config, EvaluateConfig) and not config.preferences)
     source = find_source(str(resolve(recipe, recipe.model.name)), recipe.model.revision)
-    return check_data(resolve_data(recipe, config.data), load_tokenizer(source), embedding_rows=embedding_rows(source),
-                      records="demonstrations" if demonstrations else "preferences")
+    return check_data(resolve_data(recipe, config.data), load_tokenizer(source), limits=model_limits(source),
+                      records="demonstrations" if demonstrations else "preferences", trains=not isinstance(config, EvaluateConfig))
 
 
-def embedding_rows(source: Source) -> int:
-    """Rows of the embedding as the configuration states them; no weights are read."""
+def model_limits(source: Source) -> ModelLimits:
+    """As the configuration states them; no weights are read."""
     try:
-        rows: int = AutoConfig.from_pretrained(source.base, revision=source.revision).get_text_config().vocab_size
+        config = AutoConfig.from_pretrained(source.base, revision=source.revision)
     except (OSError, ValueError) as error:
         raise ModelError(f"{source.base} has no model configuration that can be read: {error}") from error
-    return rows
+    return ModelLimits(embedding_rows=config.get_text_config().vocab_size, positions=positions_of(config))

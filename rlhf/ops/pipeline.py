@@ -15,6 +15,7 @@ from rich.console import Console
 from rlhf import dpo, sft
 from rlhf.config import DpoConfig, EvaluateConfig, PrepareConfig, Recipe, SftConfig, StageConfig, StageKind
 from rlhf.data.files import expand
+from rlhf.distributed.state import checkpoints_in
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.evaluate.model_card import write_model_card
 from rlhf.evaluate.report import build_report, summary_table
@@ -111,17 +112,17 @@ class Pipeline:
         """Results of the stage: from its record when it is finished and its inputs are the same, else by running it."""
         folder, inputs = self.folder(stage), self.inputs_of(kind, stage)
         record = read_record(folder)
+        changed = differences(record.inputs, inputs) if record is not None else []
         if record is not None and not fresh:
-            changed = differences(record.inputs, inputs)
             if record.status == "finished" and not changed:
                 self.console.print(f"[green]✓[/green] [bold]{stage.name}[/bold] is finished and its inputs are unchanged: skipped")
                 return record.results
-            if record.status == "running" and changed:
+            if record.status == "running" and changed and checkpoints_in(folder / "checkpoints"):
                 raise CheckpointError(f"{folder} holds an interrupted run that was given other inputs ({', '.join(changed)}). "
                                       "Run with the old inputs to resume it, with --fresh to start over, or choose another output.")
         if record is None and folder.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} is not empty and no stage of a run ({NAME} is missing); choose another output, or move it away")
-        if record is not None and (fresh or record.status == "finished"):
+        if record is not None and (fresh or changed or record.status == "finished"):
             self._set_aside(folder)
         self._describe_run()
         folder.mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,12 @@ def run_prepare(config: PrepareConfig, *, script: Path, folder: Path, console: C
     with subprocess.Popen([sys.executable, str(script), str(partial), *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                           text=True, encoding="utf-8", errors="replace") as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            console.print(line.rstrip("\n"), markup=False, highlight=False)
+        try:
+            for line in process.stdout:
+                console.print(line.rstrip("\n"), markup=False, highlight=False)
+        except BaseException:
+            process.kill()    # an interrupt reaches this process alone; the script would go on writing
+            raise
     if process.returncode != 0:
         raise DataError(f"stage {config.name}: {script.name} ended with exit code {process.returncode}; what it said is above. "
                         f"Call it by hand: python {script} FOLDER {' '.join(options)}")

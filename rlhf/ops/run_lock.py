@@ -23,8 +23,8 @@ def only_process_in(run: Path, console: Console) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise ConfigError(f"{run} is in use: process {file.read().strip() or 'unknown'} works in it. Wait until it has ended, or choose "
-                              "another output.") from None
+            raise ConfigError(f"{run} is in use: process {file.read().strip() or 'unknown'} works in it. Wait until it has ended, or "
+                              "choose another output.") from None
         except OSError as error:
             console.print(f"[yellow]{run} cannot be locked ({error}): do not start a second run in it")
         file.truncate(0)

@@ -97,6 +97,10 @@ def test_named_commands_targets_scripts_and_links_exist(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_readme_names_every_command() -> None:
+    assert set(re.findall(r"`rlhf (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"))) == set(GROUP.commands)
+
+
 def test_the_recipe_of_the_readme_is_right(tmp_path: Path) -> None:
     recipes = [block for block in blocks((ROOT / "README.md").read_text(encoding="utf-8"), "yaml") if "stages:" in block]
     assert recipes

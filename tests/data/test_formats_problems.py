@@ -270,5 +270,5 @@ def test_the_same_exchange_twice_in_one_tree_is_a_duplicate(write, tmp_path):
 
 def test_a_ranking_that_most_votes_dispute_gives_no_pairs(write, tmp_path):
     row = {"schema": "ranked/1", "prompt": "p", "responses": ["a", "b"], "ranks": [1, 2], "votes": 4, "agreement": 0.5, "guideline": ""}
-    pairs, rejects = as_preferences(read([write(tmp_path / "rows.jsonl", [row])]))
+    pairs, rejects, _ = as_preferences(read([write(tmp_path / "rows.jsonl", [row])]))
     assert (pairs, [reject.reason for reject in rejects]) == ([], ["disputed"])

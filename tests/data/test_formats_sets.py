@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from rlhf.config import DataConfig
+from rlhf.config import DataConfig, FormatName, RepairName
 from rlhf.data.detect import NAMES
 from rlhf.data.drafts import REPAIRS
 from rlhf.data.formats import as_demonstrations, as_preferences, load_demonstrations, load_preferences, read
@@ -66,16 +67,21 @@ def test_the_docs_name_every_layout_repair_and_reason():
     assert documented >= reasons | set(NAMES) | set(REPAIRS)
 
 
+def test_a_recipe_knows_every_layout_and_repair():
+    assert set(get_args(FormatName)) == {"auto", *NAMES}
+    assert set(get_args(RepairName)) == set(REPAIRS)
+
+
 def test_a_stage_takes_what_it_can_use_and_counts_the_rest(write, tmp_path):
     files = [write(tmp_path / "pairs.jsonl", [PAIR, PAIR | {"rejected": "z"}]), write(tmp_path / "ranked.jsonl", [TIED, ONLY_TIES]),
              write(tmp_path / "sft.jsonl", [{"prompt": "d", "response": "e"}])]
     reading = read(files)
-    pairs, rejects = as_preferences(reading)
+    pairs, rejects, merged = as_preferences(reading)
     assert [(pair.chosen, pair.rejected) for pair in pairs] == [("c", "r"), ("c", "z"), ("c", "s")]     # (c, r) was in pairs.jsonl
-    assert count_reasons(rejects) == {"duplicate": 1, "tie": 1, "no_preference": 1}
-    demonstrations, rejects = as_demonstrations(reading)
+    assert (count_reasons(rejects), merged) == ({"tie": 1, "no_preference": 1}, {"merged_pairs": 1})
+    demonstrations, rejects, merged = as_demonstrations(reading)
     assert [(d.prompt.messages[0].content, d.response) for d in demonstrations] == [("p", "c"), ("t", "c"), ("d", "e")]
-    assert rejects == []
+    assert (rejects, merged) == ([], {"merged_demonstrations": 2})
     loaded = load_demonstrations(DataConfig(train=tuple(files), holdout_percent=0))
     assert (len(loaded.train), loaded.rows, loaded.repaired) == (3, 5, {"merged_demonstrations": 2})
 
@@ -97,5 +103,10 @@ def test_prompts_of_a_holdout_file_never_stay_in_train(write, tmp_path):
     assert [record.prompt.messages[0].content for record in data.train] == ["q"]
     assert [record.chosen for record in data.holdout] == ["another"]
     assert (count_reasons(data.rejects), data.rows, set(data.files)) == ({"empty_prompt": 1, "in_holdout": 1}, 4, {train, holdout})
-    with pytest.raises(DataError, match="as train and as holdout"):
-        load_preferences(DataConfig(train=train, holdout=train))
+
+
+def test_the_holdout_is_another_file_whatever_it_is_called(write, tmp_path):
+    train, copy = write(tmp_path / "train.jsonl", [PAIR]), write(tmp_path / "copy.jsonl", [PAIR])
+    for holdout in (train, copy):
+        with pytest.raises(DataError, match=r"train\.jsonl is the same file as one of holdout"):
+            load_preferences(DataConfig(train=train, holdout=holdout))

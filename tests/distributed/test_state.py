@@ -244,3 +244,12 @@ def test_a_log_that_cannot_grow_stops_the_run(small_disk):
 def test_enough_space_is_no_complaint(tmp_path):
     written(tmp_path, 1)
     require_space(tmp_path)
+
+
+def test_a_checkpoint_whose_seal_cannot_be_written_is_removed(tmp_path):
+    written(tmp_path, 3)
+    with pytest.raises(StorageError, match=r"checkpoint-6 could not be written: .*manifest\.json .*checkpoint-3 is whole"), \
+            checkpoints_protected(tmp_path):
+        (tmp_path / "checkpoint-6" / "manifest.json.partial").mkdir(parents=True)
+        seal(tmp_path / "checkpoint-6", fingerprint={}, finished=False)
+    assert names(checkpoints_in(tmp_path)) == ["checkpoint-3"]

@@ -10,14 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from kill_resume import write_inputs
 from rich.console import Console
+from safetensors.torch import load_file
 
 from rlhf import dpo, sft
 from rlhf.config import BatchConfig, DataConfig, DpoConfig, LoopConfig, LoraConfig, ModelConfig, OptimConfig, SftConfig
 from rlhf.distributed.state import checkpoints_in, delete_checkpoint, step_of
 from rlhf.fitting import Site
-from rlhf.step_log import exact_figures, read_log
+from rlhf.step_log import exact_figures, read_log, step_lines
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +95,16 @@ def test_patience_resumes_exactly_and_ends_with_the_best_model(inputs, tmp_path,
     config = SftConfig(**sections(inputs, epochs=40.0, evaluate_every=1, patience=3))
     config = replace(config, optim=replace(config.optim, learning_rate=0.05))
     place = site(inputs, tmp_path, method=method)
-    sft.train(config, place)
-    evaluations = [line for line in read_log(tmp_path / "train_log.jsonl").lines if "eval_loss" in line]
-    assert evaluations[-1]["eval_loss"] == min(line["eval_loss"] for line in evaluations) < evaluations[-2]["eval_loss"]
-    stopped = evaluations[-1]["step"]
+    result = sft.train(config, place)
+    losses = {line["step"]: line["eval_loss"] for line in read_log(tmp_path / "train_log.jsonl").lines if "eval_loss" in line}
+    assert result.after["eval_loss"] == losses[result.kept_step] == min(losses.values())
+    assert result.kept_step == result.steps - 3 > 0
+    assert result.tokens == sum(line["tokens"] for line in step_lines(read_log(tmp_path / "train_log.jsonl").lines))
+    best = tmp_path / "checkpoints" / f"checkpoint-{result.kept_step}"
+    (name,) = (path.name for path in (tmp_path / "model").glob("*.safetensors"))
+    kept, saved = load_file(best / name), load_file(tmp_path / "model" / name)
+    assert kept.keys() == saved.keys()
+    assert all(torch.equal(kept[key], saved[key]) for key in kept)
     whole = outcome(tmp_path)
-    for step in (stopped, stopped - 2):
+    for step in (result.steps, result.steps - 2):
         continues_to(whole, sft.train, config, place, step=step)

@@ -10,7 +10,7 @@ from tiny_policies import VOCABULARY, saved
 
 from rlhf.config import ModelConfig
 from rlhf.models.loading import find_source, load_policy
-from rlhf.ops.check_inputs import check_stages, embedding_rows
+from rlhf.ops.check_inputs import check_stages, model_limits
 from rlhf.recipe import load_recipe
 
 RECIPE = """
@@ -34,4 +34,4 @@ def test_rows_are_counted_with_the_tokenizer_of_the_policy(tmp_path: Path, famil
     assert (stage.ok, stage.report.tokens["train"].kept) == (True, 10)
     assert stage.report.tokens["train"].response_tokens == 10 * (3 + 2)      # each response and its end
     policy = load_policy(ModelConfig(name=model), method="full", start=None, seed=0)
-    assert embedding_rows(find_source(model)) == VOCABULARY == len(policy.model.get_input_embeddings().weight)
+    assert model_limits(find_source(model)).embedding_rows == VOCABULARY == len(policy.model.get_input_embeddings().weight)

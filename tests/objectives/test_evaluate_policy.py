@@ -128,6 +128,14 @@ def test_preference_figures_by_hand() -> None:
     assert (figures.accuracy.low, figures.accuracy.high) == (pytest.approx(0.5), pytest.approx(1.0))
 
 
+def test_pairs_of_one_prompt_are_drawn_together() -> None:
+    # Ten pairs of a prompt are won by 1 nat, ten of another lost by 1: a resample holds both prompts, or one of them twice (1 in 4 each).
+    logps = torch.tensor([[-1.0, -2.0]] * 10 + [[-2.0, -1.0]] * 10, dtype=torch.float64)
+    figures = preference_figures(logps, torch.zeros(20, 2, dtype=torch.float64), torch.tensor([0] * 10 + [1] * 10), resamples=200)
+    assert figures.logps_accuracy == figures.accuracy == (0.5, 0.0, 1.0)
+    assert figures.margin == (0.0, -1.0, 1.0)
+
+
 def test_gain_is_paired() -> None:
     # One prompt more of a hundred: by the pairs the gain is 1/100 and never negative, which independent samples could not show.
     first = [True] * 50 + [False] * 50

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from rlhf.errors import GuardError
 from rlhf.guards import (
     LN2_LOSSES,
+    RULES,
     StepFigures,
     alarms_at,
     expect_same_reference,
@@ -21,7 +24,7 @@ from rlhf.guards import (
     non_finite,
     trend,
 )
-from rlhf.maths.losses import LOSSES, READS_SMOOTHING, PairLogps, preference_loss
+from rlhf.maths.losses import LOSSES, NEEDS_REFERENCE, READS_SMOOTHING, PairLogps, preference_loss
 
 
 def figures(step=1, *, grad_norm=1.0, learning_rate=1e-5, chosen=None, margin=None, accuracy=None):
@@ -188,3 +191,14 @@ def test_figures_come_from_the_log_by_the_names_of_trl():
     line = json.loads('{"step": 4, "loss": 0.5, "grad_norm": 2, "learning_rate": 0.1, "rewards/chosen": -1.5, "rewards/margins": 0.25, '
                       '"rewards/accuracies": 1.0}')
     assert StepFigures.of_line(line) == figures(4, grad_norm=2.0, learning_rate=0.1, chosen=-1.5, margin=0.25, accuracy=1.0)
+
+
+# ---- what the page says ----
+
+def test_the_page_names_every_alarm_and_the_losses_of_step_0():
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guards.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", page.partition("## Alarms")[2], re.MULTILINE) == list(RULES)
+    step_0 = page.partition("**Step 0.**")[2].partition("A combination")[0]
+    assert set(re.findall(r"`(\w+)`", step_0)) == LN2_LOSSES
+    without = re.search(r"`(\w+)`, `(\w+)` and `(\w+)` have none", page)
+    assert without is not None and set(without.groups()) == set(LOSSES) - NEEDS_REFERENCE

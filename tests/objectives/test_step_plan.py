@@ -72,7 +72,8 @@ def test_balance_puts_the_longest_first_by_hand():
 
 def test_a_row_longer_than_the_budget_is_named_before_training():
     with pytest.raises(ConfigError, match=r"row row1 alone has 52 tokens"):
-        StepPlan(runs=rows(3, 50), batch=BatchConfig(per_step=2, per_microbatch=2, tokens_per_microbatch=20), seed=0, epochs=1, max_steps=None)
+        StepPlan(runs=rows(3, 50), batch=BatchConfig(per_step=2, per_microbatch=2, tokens_per_microbatch=20), seed=0, epochs=1,
+                 max_steps=None)
 
 
 def test_a_step_that_does_not_divide_over_the_devices_is_refused():
@@ -86,3 +87,12 @@ def test_evaluation_gives_each_device_as_many_batches_and_counts_each_row_once(c
     shares = [evaluation_batches(runs, BatchConfig(per_step=2, per_microbatch=2), packed=True, world_size=2, rank=rank) for rank in (0, 1)]
     assert len(shares[0]) == len(shares[1]) >= 1
     assert sorted(row for share in shares for batch in share if batch.counted for row in batch.rows) == list(range(count))
+
+
+def test_a_plan_of_a_billion_steps_costs_what_the_steps_taken_cost():
+    """max_steps may say "until I stop it"."""
+    plan = StepPlan(runs=rows(2, 3, 4), batch=BatchConfig(per_step=4, per_microbatch=2), seed=0, epochs=1, max_steps=10**9)
+    assert plan.steps == 10**9
+    assert plan.accumulation == 2
+    assert [len(plan.rows_of(step)) for step in (0, 1, 2)] == [4, 4, 4]
+    assert sorted(row for step in (0, 1, 2) for row in plan.rows_of(step)) == sorted([0, 1, 2] * 4)

@@ -99,6 +99,15 @@ def test_json_keeps_stdout_clean_of_child_processes(tmp_path: Path) -> None:
     assert all(word in done.stderr for word in ("library", "child", "raw"))
 
 
+def test_check_reads_the_files_that_a_shell_makes_of_a_pattern(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for number, file in enumerate(files):
+        file.write_text(json.dumps({"prompt": f"p{number}", "chosen": "c", "rejected": "r"}) + "\n", encoding="utf-8")
+    assert main(["check", *map(str, files), "--json"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert (answer["rows"], list(answer["files"])) == (2, [str(file) for file in files])
+
+
 def test_check_of_data_reads_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     rows = [{"prompt": f"Question {number}?", "chosen": "yes, it is", "rejected": "no"} for number in range(30)]
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -114,12 +123,9 @@ def test_check_of_data_reads_a_file(tmp_path: Path, capfd: pytest.CaptureFixture
 
 
 def test_an_unexpected_error_shows_its_traceback_and_is_code_3(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A folder where a file should be is read by nobody's rule: Python's own error must not look like wrong input."""
-    recipe = Path(recipe_in(tmp_path))
-    recipe.chmod(0)
-    if os.access(recipe, os.R_OK):
-        recipe.unlink()
-        recipe.symlink_to(recipe)     # root reads everything; a link to itself, nobody
+    """A link to itself is read by nobody's rule: Python's own error must not look like wrong input."""
+    recipe = tmp_path / "loop.yaml"
+    recipe.symlink_to(recipe)
     assert main(["run", str(recipe)]) == 3
     shown = capfd.readouterr().err
     assert "Traceback" in shown

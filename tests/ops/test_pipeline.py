@@ -90,7 +90,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Runner, dict[str
 
 @pytest.fixture
 def copied(finished: tuple[Runner, dict[str, Any]], tmp_path: Path) -> Runner:
-    """A finished run of one's own: its paths are those of the first, so only its stages' own folders are looked at."""
+    """A finished run of one's own, moved to another place."""
     runner, _ = finished
     shutil.copytree(runner.folder, tmp_path / "copy")
     return Runner(tmp_path / "copy")
@@ -134,19 +134,30 @@ def test_a_second_run_skips_every_stage(finished: tuple[Runner, dict[str, Any]])
 
 
 def test_a_changed_setting_runs_its_stage_and_those_after_it_and_keeps_the_old_ones(copied: Runner) -> None:
-    copied()                                                      # the copy lies elsewhere, so its inputs are others
     before = read_record(copied.run / "sft")
     copied("dpo.beta=0.2")
     assert read_record(copied.run / "sft") == before
     assert json.loads(read_record(copied.run / "dpo").inputs["configuration"])["beta"] == 0.2
-    kept = sorted(path.name for path in (copied.run / "replaced").iterdir())
-    assert "dpo-2" in kept
-    assert "evaluate-2" in kept
-    assert "sft-2" not in kept
+    assert sorted(path.name for path in (copied.run / "replaced").iterdir()) == ["dpo-1", "evaluate-1"]
+
+
+def test_a_run_that_was_moved_is_as_finished_as_before(copied: Runner) -> None:
+    stamps = {path: path.stat().st_mtime_ns for path in copied.run.rglob("*") if path.name == "stage.json"}
+    copied()
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
+    assert not (copied.run / "replaced").exists()
+
+
+def test_a_recipe_that_was_refused_does_not_take_the_place_of_the_one_that_made_the_run(copied: Runner) -> None:
+    path = copied.run / "dpo/stage.json"
+    path.write_text(path.read_text().replace('"finished"', '"running"'))
+    before = (copied.run / "recipe.yaml").read_text()
+    with pytest.raises(CheckpointError):
+        copied("dpo.beta=0.2")
+    assert (copied.run / "recipe.yaml").read_text() == before
 
 
 def test_an_interrupted_stage_is_not_continued_with_other_inputs(copied: Runner) -> None:
-    copied()
     path = copied.run / "dpo/stage.json"
     path.write_text(path.read_text().replace('"finished"', '"running"'))
     with pytest.raises(CheckpointError, match=r"interrupted run that was given other inputs \(configuration\)"):
@@ -213,3 +224,13 @@ def test_one_byte_of_a_large_data_file_is_another_input(tmp_path: Path) -> None:
         stream.seek(1_100_000)      # between two of the blocks that are looked at of a model's file
         stream.write(b"x")
     assert path_hash(file) != before
+
+
+def test_a_stage_that_stopped_before_its_first_checkpoint_takes_other_inputs(copied: Runner) -> None:
+    """A recipe that was refused at the start is mended and run again; there is nothing to continue, and what there is is kept."""
+    path = copied.run / "dpo/stage.json"
+    path.write_text(path.read_text().replace('"finished"', '"running"'))
+    shutil.rmtree(copied.run / "dpo/checkpoints")
+    copied("dpo.beta=0.2")
+    assert read_record(copied.run / "dpo").status == "finished"
+    assert (copied.run / "replaced/dpo-1/train_log.jsonl").is_file()

@@ -99,6 +99,7 @@ def test_a_conflict_that_needs_a_wrong_field_is_not_guessed(tmp_path: Path) -> N
     ("dpo.batch.shuffle=1", "dpo.batch.shuffle"), ("dpo.batch.per_step=true", "dpo.batch.per_step"),
     ("dpo.loss={sigmoid: true}", "dpo.loss"), ("dpo.beta=.nan", "dpo.beta"), ("dpo.beta=.inf", "dpo.beta"),
     ("dpo.batch.per_step=2.5", "dpo.batch.per_step"), ("dpo.data.repair=drop_duplicates", "dpo.data.repair"),
+    ("dpo.data.repair=[drop_twins]", "dpo.data.repair"), ("dpo.data.format=pairs", "dpo.data.format"),
     ("dpo.optim=3", "dpo.optim"), ("dpo.name=5", "5.name"), ("name=2024-01-01", "name")])
 def test_values_of_another_kind_are_refused(tmp_path: Path, override: str, where: str) -> None:
     assert found(written(tmp_path, GOOD), override)[where].startswith("must be ")
@@ -118,11 +119,13 @@ def test_an_override_that_matches_nothing_says_so(tmp_path: Path, override: str,
 def test_overrides_address_stages_by_name(tmp_path: Path) -> None:
     renamed = GOOD.replace("- sft:", "- sft:\n      name: warmup").replace("@sft", "@warmup").replace("base, sft", "base, warmup")
     file = written(tmp_path, renamed)
-    recipe = load_recipe(file, ["warmup.loop.max_steps=5", "dpo.data.train=@warmup", "dpo.data.repair=[a, b]", "seed=7", "model.revision="])
+    recipe = load_recipe(file, ["warmup.loop.max_steps=5", "dpo.data.train=@warmup", "seed=7", "model.revision=",
+                                "dpo.data.repair=[merge_same_role, drop_duplicates]"])
     sft, dpo = recipe.stages[0][1], recipe.stages[1][1]
     assert isinstance(sft, SftConfig)
     assert isinstance(dpo, DpoConfig)
-    assert (sft.loop.max_steps, dpo.data.train, dpo.data.repair, recipe.seed) == (5, "@warmup", ("a", "b"), 7)
+    assert (sft.loop.max_steps, dpo.data.train, recipe.seed) == (5, "@warmup", 7)
+    assert dpo.data.repair == ("merge_same_role", "drop_duplicates")
     assert set(found(file, "sft.loop.max_steps=5")) == {"sft.loop.max_steps"}
 
 
@@ -247,3 +250,31 @@ def test_settings_of_losses_are_refused_where_the_losses_do_not_read_them(name: 
     assert ("smoothing_from_votes" in refused(label_smoothing=0.1, smoothing_from_votes=True)) == (name in COUPLES_ROWS)
     assert ("simpo_gamma" in refused(simpo_gamma=0.7)) == (name != "simpo")
     assert ("discopop_tau" in refused(discopop_tau=0.1)) == (name != "discopop")
+
+
+def test_evaluating_without_held_out_rows_is_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, GOOD)
+    problems = found(file, "sft.data.holdout_percent=0", "sft.loop.evaluate_every=5", "sft.loop.patience=2")
+    assert set(problems) == {"sft.loop.evaluate_every", "sft.loop.patience"}
+    assert not found(file, "sft.data.holdout_percent=0")
+    assert not found(file, "sft.data.holdout=held.jsonl", "sft.loop.evaluate_every=5")
+
+
+@pytest.mark.parametrize(("override", "where"), [
+    ("dpo.loss={sigmoid: 1, sft: -0.2}", "dpo.loss"), ("dpo.loss={sigmoid: 0}", "dpo.loss"), ("model.lora.alpha=0", "model.lora.alpha"),
+    ("evaluate.limit=0", "evaluate.limit"), ("dpo.loss=aot", "dpo.loss")])
+def test_values_that_undo_what_is_asked_for(override: str, where: str, tmp_path: Path) -> None:
+    assert where in found(written(tmp_path, GOOD), override)
+
+
+def test_a_loss_that_sorts_the_pairs_of_a_step_needs_them_in_one_microbatch(tmp_path: Path) -> None:
+    file = written(tmp_path, GOOD)
+    whole = ("dpo.loss=aot", "dpo.batch.per_step=8", "dpo.batch.per_microbatch=8")
+    assert not found(file, *whole)
+    assert "dpo.loss" in found(file, *whole, "dpo.batch.tokens_per_microbatch=512")
+
+
+def test_a_reference_that_no_loss_reads_is_not_scored(tmp_path: Path) -> None:
+    file = written(tmp_path, GOOD)
+    assert "dpo.precompute_reference" in found(file, "dpo.precompute_reference=true", "dpo.loss={simpo: 1, sft: 0.1}")
+    assert not found(file, "dpo.precompute_reference=true")

@@ -65,6 +65,14 @@ def page_of(*runs: Path, output: Path) -> Page:
     return Page(build_report(runs, output))
 
 
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with its report, which nobody changes."""
+    folder = write_run(tmp_path_factory.mktemp("finished") / "run")
+    build_report([folder], folder / "report.html")
+    return folder
+
+
 def active_elements(page: Page) -> set[str]:
     return set(page.tags) & {"script", "iframe", "object", "embed", "link", "form", "svg"}
 
@@ -81,14 +89,14 @@ def test_nothing_a_model_wrote_becomes_markup(tmp_path: Path) -> None:
     assert all(value is not None and value.startswith("data:image/png;base64,") for name, value in page.attributes if name == "src")
 
 
-def test_the_page_needs_no_other_file(tmp_path: Path) -> None:
-    text = build_report([write_run(tmp_path / "run")], tmp_path / "report.html").read_text(encoding="utf-8")
+def test_the_page_needs_no_other_file(run: Path) -> None:
+    text = (run / "report.html").read_text(encoding="utf-8")
     assert "http://" not in text and "https://" not in text and "url(" not in text and "@import" not in text
     assert "default-src 'none'" in text
 
 
-def test_figures_are_those_of_the_files(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "run"), output=tmp_path / "report.html")
+def test_figures_are_those_of_the_files(run: Path) -> None:
+    page = Page(run / "report.html")
     assert page.row("sft") == ["56.5 % [50.5, 62.5]", "–", "–", "–", "61.3 % [58.2, 64.2]", "200, 512", "3 of 200"]
     assert page.row("dpo") == ["83.6 % [77.6, 89.6]", "27.1 % [22.1, 32.1]", "93.8 % [91.8, 95.8]", "4.56 [4.16, 4.96]",
                                "61.3 % [58.2, 64.2]", "200, 512", "3 of 200"]
@@ -100,9 +108,8 @@ def test_figures_are_those_of_the_files(tmp_path: Path) -> None:
     assert "learning_rate: 0.0005" in page.text
 
 
-def test_every_picture_is_a_png_with_the_size_of_a_plot(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "run"), output=tmp_path / "report.html")
-    pictures = page.pictures()
+def test_every_picture_is_a_png_with_the_size_of_a_plot(run: Path) -> None:
+    pictures = Page(run / "report.html").pictures()
     # 3 of the evaluation; loss, learning rate and speed of sft; all eight panels of dpo
     assert len(pictures) == 3 + 3 + 8
     for picture in pictures:
@@ -160,13 +167,11 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_the_same_run_gives_the_same_page(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
-    assert build_report([run], tmp_path / "a.html").read_bytes() == build_report([run], tmp_path / "b.html").read_bytes()
+def test_the_same_run_gives_the_same_page(run: Path, tmp_path: Path) -> None:
+    assert build_report([run], tmp_path / "again.html").read_bytes() == (run / "report.html").read_bytes()
 
 
-def test_terminal_summary_fits_eighty_columns(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run")
+def test_terminal_summary_fits_eighty_columns(run: Path) -> None:
     console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
         console.print(summary_table(read_run(run)))
