@@ -18,7 +18,7 @@ from rlhf.data.formats import load_preferences
 from rlhf.data.prepared import prepare
 from rlhf.fitting import FitResult, Site, fit, with_template
 from rlhf.guards import ZERO_IS_LEGAL_LOSSES, expect_step_0
-from rlhf.maths.losses import NEEDS_REFERENCE, PairLogps, combined, implicit_rewards
+from rlhf.maths.losses import NEEDS_REFERENCE, PairLogps, combined, implicit_rewards, wins
 from rlhf.models.attention import choose_layout, evaluating
 from rlhf.models.loading import load_policy
 from rlhf.models.packing import PackedBatch, response_logps
@@ -59,7 +59,6 @@ class DpoObjective:
             return self.config.label_smoothing
         return batch.smoothing.clamp_min(self.config.label_smoothing)
 
-    @torch.no_grad()
     def reference_logps(self, batch: PackedBatch) -> Tensor | None:
         """[pairs, (chosen, rejected)]"""
         if self.reference is None:
@@ -87,8 +86,7 @@ def pair_metrics(pairs: PairLogps, *, beta: float) -> dict[str, Mean]:
     """TRL's names. rewards = beta * (log pi - log ref); a pair with equal rewards counts half in the accuracy."""
     chosen, rejected = implicit_rewards(pairs, beta=beta)
     margins = chosen - rejected
-    wins = (margins > 0).double() + 0.5 * (margins == 0)
-    columns = {"rewards/chosen": chosen, "rewards/rejected": rejected, "rewards/margins": margins, "rewards/accuracies": wins,
+    columns = {"rewards/chosen": chosen, "rewards/rejected": rejected, "rewards/margins": margins, "rewards/accuracies": wins(margins),
                "logps/chosen": pairs.policy_chosen.detach(), "logps/rejected": pairs.policy_rejected.detach()}
     return {name: Mean(values.sum(), len(values)) for name, values in columns.items()}
 
@@ -100,12 +98,14 @@ def train(config: DpoConfig, site: Site) -> FitResult:
     data = prepare(load_preferences(config.data), config.data, template, site.folder)
     layout = choose_layout(policy.model, config.layout)
     reference = reference_for(policy) if set(config.losses()) & NEEDS_REFERENCE else None
+    fingerprint = "" if reference is None else reference.fingerprint()
     scores = None
     if reference is not None and config.precompute_reference:
-        scores = precomputed_scores(reference, [*data.train, *data.holdout], batch=config.batch, layout=layout[0], site=site)
+        scores = precomputed_scores(reference, [*data.train, *data.holdout], fingerprint=fingerprint, batch=config.batch, layout=layout[0],
+                                    site=site)
     if config.smoothing_from_votes and not any(run.smoothing for run in data.train):
         site.console.print("[yellow]smoothing_from_votes: no pair of the data has votes that disagree, so none is smoothed by them")
     objective = DpoObjective(config, reference, scores)
     return fit(policy, objective, data, optim=config.optim, batch=config.batch, loop=config.loop, site=site, layout=layout,
-               reference=reference, zero_loss_is_legal=bool(set(config.losses()) & ZERO_IS_LEGAL_LOSSES),
+               reference=reference, reference_fingerprint=fingerprint, zero_loss_is_legal=bool(set(config.losses()) & ZERO_IS_LEGAL_LOSSES),
                check_start=lambda model, batch: objective.check_start(model, batch, dtype=site.model.dtype))

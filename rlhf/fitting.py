@@ -77,13 +77,14 @@ def with_template(policy: Policy, name: TemplateName, console: Console) -> tuple
 
 def fit(
     policy: Policy, objective: Objective, data: PreparedData, *, optim: OptimConfig, batch: BatchConfig, loop: LoopConfig, site: Site,
-    layout: tuple[Layout, str], reference: Reference | None = None, zero_loss_is_legal: bool = False,
+    layout: tuple[Layout, str], reference: Reference | None = None, reference_fingerprint: str = "", zero_loss_is_legal: bool = False,
     check_start: Callable[[nn.Module, PackedBatch], None] | None = None,
 ) -> FitResult:
     """Train, evaluate before and after, check what came out, and save it to `model/` in the stage's folder.
 
     A checkpoint of the same run in the folder is continued exactly, one of another run refused. `check_start` sees the first microbatch
-    before the first step. Raises GuardError, CheckpointError, StorageError.
+    before the first step. `reference_fingerprint`: of the reference as it is now, where that is known; hashing a large base takes minutes.
+    Raises GuardError, CheckpointError, StorageError.
     """
     require_positions(policy.model, longest=max(run.longest for run in (*data.train, *data.holdout)))
     chosen_layout, reason = layout
@@ -100,7 +101,7 @@ def fit(
         site.console.print(f"continuing from [bold]{resume.name}[/bold] of {plan.steps}")
     elif check_start is not None:
         check_start(policy.model, pack([plan.runs[row] for row in plan.microbatches_of(0)[rank()][0]], layout=chosen_layout))
-    reference_before = reference.fingerprint() if reference is not None else ""
+    reference_before = reference_fingerprint or (reference.fingerprint() if reference is not None else "")
     with (
         nullcontext() if loop.dropout else without_dropout(policy.model),
         StepLog(log_path(site) if rank() == 0 else None, tokens_of=plan.tokens_of,

@@ -83,7 +83,8 @@ def wrong_links(model: Any, drafts: Sequence[StageDraft], folder: Path) -> Itera
             if path == "models" and text != "base" and reference(text) is None:
                 yield from _wrong_model(join(where, path), text, drafts, draft.position, folder)
             if (draft.kind, path) in (("prepare", "script"), ("evaluate", "scorer")) and reference(text) is None:
-                yield from _missing_code(join(where, path), text.split(":")[0], folder)
+                file = (text.rpartition(":")[0] or text) if path == "scorer" else text
+                yield from _missing_code(join(where, path), file, folder)
     users = [draft.position for draft in drafts if draft.kind != "prepare"]
     if users and isinstance(model, dict) and isinstance(model.get("name"), str):
         yield from _wrong_reference("model.name", model["name"], names, users[0])

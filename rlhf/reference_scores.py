@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from rlhf.config import BatchConfig
 from rlhf.fitting import Site
 from rlhf.models.packing import Layout, pack, response_logps
@@ -19,13 +17,13 @@ from rlhf.step_plan import evaluation_batches
 FOLDER = "reference_scores"
 
 
-def precomputed_scores(reference: Reference, runs: Sequence[TokenRun], *, batch: BatchConfig, layout: Layout,
+def precomputed_scores(reference: Reference, runs: Sequence[TokenRun], *, fingerprint: str, batch: BatchConfig, layout: Layout,
                        site: Site) -> dict[str, Scores]:
     """Reference log-probs by record id, from the cache of the run folder where they are known, else computed and added to it.
 
-    Evaluation mode, no gradients, no random numbers. The cache does not depend on the layout or the batch.
+    `fingerprint` is the reference's. Evaluation mode, no gradients, no random numbers; the cache depends on neither layout nor batch.
     """
-    cache = ReferenceScores(site.folder.parent / FOLDER, fingerprint=reference.fingerprint(), dtype=site.model.dtype)
+    cache = ReferenceScores(site.folder.parent / FOLDER, fingerprint=fingerprint, dtype=site.model.dtype)
     known = sum(scores is not None for scores in cache.lookup(runs))
     site.console.print(f"reference scores: {known} of {len(runs)} rows are in {cache.folder}")
     with progress(site.console, "reference scores", len(runs), done=known) as bar, reference.scoring() as module:
@@ -35,7 +33,7 @@ def precomputed_scores(reference: Reference, runs: Sequence[TokenRun], *, batch:
             scores: list[Scores] = [()] * len(part)
             for rows in evaluation_batches(part, batch, packed=layout == "packed", world_size=1, rank=0):
                 packed = pack([part[row] for row in rows.rows], layout=layout).to(device)
-                with torch.no_grad(), computing_in(site.model.dtype, device):
+                with computing_in(site.model.dtype, device):
                     values = iter(response_logps(module, packed).logps.tolist())
                 for row in rows.rows:
                     scores[row] = tuple(next(values) for _ in part[row].responses)

@@ -22,6 +22,7 @@ from typing_extensions import override
 from rlhf.config import BatchConfig
 from rlhf.distributed.ranks import rank, sum_over_ranks, world_size
 from rlhf.guards import StepGuards
+from rlhf.models.attention import evaluating
 from rlhf.models.packing import Layout, PackedBatch, pack
 from rlhf.progress import Bar
 from rlhf.records import TokenRun
@@ -53,7 +54,6 @@ class Objective(Protocol):
 class Microbatch:
     packed: PackedBatch
     totals: StepTotals
-    step: int
 
 
 class MicrobatchDataset(Dataset[Microbatch]):
@@ -68,7 +68,7 @@ class MicrobatchDataset(Dataset[Microbatch]):
     def __getitem__(self, index: int) -> Microbatch:
         step, number = divmod(index, self.plan.accumulation)
         rows = self.plan.microbatches_of(step)[self.rank][number]
-        return Microbatch(pack([self.plan.runs[row] for row in rows], layout=self.layout), self.plan.totals_of(step), step)
+        return Microbatch(pack([self.plan.runs[row] for row in rows], layout=self.layout), self.plan.totals_of(step))
 
 
 def the_only(items: list[Microbatch]) -> dict[str, Microbatch]:
@@ -164,9 +164,8 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc]
         batches = evaluation_batches(rows, self.batch, packed=self.layout == "packed", world_size=world_size(), rank=rank())
         totals = StepTotals.of(rows)
         model = self.model_wrapped if self.is_in_train else self.model
-        sums, was_training = MetricSums(), model.training
-        model.eval()
-        with self.evaluation_bar(len(batches)) as bar:
+        sums = MetricSums()
+        with evaluating(model), self.evaluation_bar(len(batches)) as bar:
             for batch in batches:
                 packed = pack([rows[row] for row in batch.rows], layout=self.layout).to(self.args.device)
                 with self.compute_loss_context_manager():
@@ -175,7 +174,6 @@ class ObjectiveTrainer(Trainer):  # type: ignore[misc]
                 loss = Mean(terms.loss.detach() * weight, 1 / len(batches) / world_size())
                 sums.add({name: Mean(mean.total * weight, mean.count * weight) for name, mean in terms.metrics.items()} | {"loss": loss})
                 bar.advance()
-        model.train(was_training)
         metrics: dict[str, float] = {f"{metric_key_prefix}_{name}": value for name, value in sums.take().items()}
         self.log(dict(metrics))     # the Trainer adds to what it is given
         self.control: TrainerControl = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)

@@ -179,10 +179,15 @@ def rotate(folder: Path, *, newest: int, best: int | None, keep: int) -> list[Pa
     return surplus
 
 
+def differing_inputs(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    """Names of the inputs of a run that changed, appeared or went."""
+    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+
+
 def require_same_run(checkpoint: Path, fingerprint: Mapping[str, str]) -> None:
     """Refuse to continue a checkpoint with another recipe, model or data, and say what differs."""
     sealed = read_manifest(checkpoint).fingerprint
-    differing = [name for name in sorted({*sealed, *fingerprint}) if sealed.get(name) != fingerprint.get(name)]
+    differing = differing_inputs(sealed, fingerprint)
     if differing:
         lines = [f"  {name}: was {sealed.get(name, 'absent')}, is {fingerprint.get(name, 'absent')}" for name in differing]
         raise CheckpointError("\n".join([

@@ -36,7 +36,7 @@ def generate_responses(model: PreTrainedModel | PeftModel, template: Template, p
     leaves no room in the model's positions.
     """
     ids = [template.prompt_ids(prompt) for prompt in prompts]
-    require_positions(model, longest=max(map(len, ids), default=0), max_new_tokens=max_new_tokens)
+    require_room_to_generate(model, longest=max(map(len, ids), default=0), max_new_tokens=max_new_tokens)
     pad, stops = generation_pad_id(template.tokenizer), sorted(template.stop_ids)
     settings = GenerationConfig(do_sample=False, max_new_tokens=max_new_tokens, eos_token_id=stops, pad_token_id=pad, use_cache=True)
     responses: dict[int, Response] = {}
@@ -67,7 +67,7 @@ def left_padded(rows: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor
     return ids, (torch.arange(width) >= width - lengths).long()
 
 
-def require_positions(model: PreTrainedModel | PeftModel, *, longest: int, max_new_tokens: int) -> None:
+def require_room_to_generate(model: PreTrainedModel | PeftModel, *, longest: int, max_new_tokens: int) -> None:
     room = positions_of(causal_lm(model).config)
     if room is not None and longest + max_new_tokens > room:
         raise ModelError(f"the longest prompt has {longest} tokens; with max_new_tokens={max_new_tokens} that is more than the {room} "

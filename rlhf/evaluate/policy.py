@@ -32,6 +32,7 @@ from rlhf.data.tokens import tokenise
 from rlhf.errors import ConfigError, DataError
 from rlhf.evaluate.generation import Response, generate_responses
 from rlhf.maths.bootstrap import Interval, bootstrap_difference, bootstrap_mean, wilson_interval
+from rlhf.maths.losses import wins
 from rlhf.models.attention import choose_layout, evaluating
 from rlhf.models.loading import Policy
 from rlhf.models.packing import Layout, pack, response_logps
@@ -276,11 +277,6 @@ def preference_figures(logps: Tensor, baseline: Tensor | None, clusters: Tensor,
     return PreferenceFigures(
         pairs=len(logps), prompts=len(set(clusters.tolist())), logps_accuracy=interval(wins(own)),
         accuracy=None if gained is None else interval(wins(gained)), margin=None if gained is None else interval(gained))
-
-
-def wins(margins: Tensor) -> Tensor:
-    """1 for a positive margin, 1/2 for a tie, 0 otherwise: [N] float64."""
-    return (margins > 0).double() + 0.5 * (margins == 0)
 
 
 def fixed_generator() -> torch.Generator:

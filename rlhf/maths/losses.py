@@ -154,6 +154,11 @@ def implicit_rewards(pairs: PairLogps, *, beta: float) -> ByResponse:
     return ByResponse(beta * a.detach(), beta * b.detach())
 
 
+def wins(margins: Tensor) -> Tensor:
+    """1 for a positive margin, 1/2 for a tie, 0 otherwise: [B] float64. Their mean is the accuracy."""
+    return (margins > 0).double() + 0.5 * (margins == 0)
+
+
 def sigmoid_loss(chosen_logratios: Tensor, rejected_logratios: Tensor, *, beta: float, smoothing: float | Tensor = 0.0) -> Tensor:
     """DPO. Rafailov et al. 2023, arXiv:2305.18290, Eq. 7; with smoothing e > 0 cDPO, Mitchell 2023, ericmitchell.ai/cdpo.pdf, Eq. 3.
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rlhf import dpo, sft
 from rlhf.config import DpoConfig, EvaluateConfig, PrepareConfig, Recipe, SftConfig, StageConfig, StageKind
 from rlhf.data.files import expand
-from rlhf.distributed.state import checkpoints_in
+from rlhf.distributed.state import checkpoints_in, differing_inputs
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.evaluate.model_card import write_model_card
 from rlhf.evaluate.report import build_report, summary_table
@@ -26,7 +26,7 @@ from rlhf.ops.evaluate_stage import run_evaluate
 from rlhf.ops.prepare_stage import run_prepare
 from rlhf.ops.requirements import missing_requirements
 from rlhf.ops.run_lock import only_process_in
-from rlhf.ops.stage_record import NAME, StageRecord, differences, path_hash, read_record
+from rlhf.ops.stage_record import NAME, StageRecord, path_hash, read_record
 from rlhf.recipe import resolve, resolve_data, to_yaml
 from rlhf.whole_files import replace_file
 
@@ -90,10 +90,15 @@ class Pipeline:
         if isinstance(stage, EvaluateConfig):
             sources += [(f"model {name}", self.model_folder(name)) for name in stage.models]
             if stage.scorer is not None:
-                sources.append(("scorer", self.local(stage.scorer.split(":")[0])))
+                sources.append(("scorer", self.placed_scorer(stage.scorer).rpartition(":")[0]))
         else:
             sources.append(("start", self.start_of(stage) or self.local(self.recipe.model.name)))
         return sources
+
+    def placed_scorer(self, scorer: str) -> str:
+        """FILE.py:FUNCTION with the file where it lies."""
+        file, _, function = scorer.rpartition(":")
+        return f"{self.local(file)}:{function}"
 
     def _in_any_place(self, text: str) -> str:
         """The same name for a file of the run folder wherever that folder lies: moving it changes no input."""
@@ -112,7 +117,7 @@ class Pipeline:
         """Results of the stage: from its record when it is finished and its inputs are the same, else by running it."""
         folder, inputs = self.folder(stage), self.inputs_of(kind, stage)
         record = read_record(folder)
-        changed = differences(record.inputs, inputs) if record is not None else []
+        changed = differing_inputs(record.inputs, inputs) if record is not None else []
         if record is not None and not fresh:
             if record.status == "finished" and not changed:
                 self.console.print(f"[green]✓[/green] [bold]{stage.name}[/bold] is finished and its inputs are unchanged: skipped")
@@ -155,7 +160,7 @@ class Pipeline:
                 return run_prepare(stage, script=Path(self.local(stage.script)), folder=folder, console=self.console)
             case EvaluateConfig():
                 places = {name: self.model_folder(name) for name in stage.models}
-                scorer = None if stage.scorer is None else self.local(stage.scorer.split(":")[0]) + ":" + stage.scorer.split(":")[1]
+                scorer = None if stage.scorer is None else self.placed_scorer(stage.scorer)
                 resolved = replace(stage, data=resolve_data(self.recipe, stage.data), scorer=scorer)
                 return run_evaluate(resolved, places=places, folder=folder, model=self.recipe.model, console=self.console)
             case SftConfig() | DpoConfig():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -48,11 +47,6 @@ def read_record(folder: Path) -> StageRecord | None:
                            seconds=content["seconds"])
     except (ValueError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); run again with --fresh, or move the folder away") from error
-
-
-def differences(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Names of the inputs that changed, appeared or went."""
-    return sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
 
 
 def path_hash(path: Path) -> str:

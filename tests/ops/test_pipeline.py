@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from rlhf.distributed.state import differing_inputs
 from rlhf.errors import CheckpointError, ConfigError, DataError
 from rlhf.ops.pipeline import Pipeline, run_recipe
-from rlhf.ops.stage_record import differences, path_hash, read_record
+from rlhf.ops.stage_record import path_hash, read_record
 from rlhf.recipe import load_recipe
 from rlhf.step_log import read_log, step_lines
 
@@ -210,9 +211,9 @@ def test_a_changed_file_behind_a_glob_is_another_input(tmp_path: Path) -> None:
 
     before = inputs()
     (tmp_path / "rows-2.jsonl").write_text('{"prompt": "w2", "chosen": "w3", "rejected": "w5"}\n')
-    assert differences(before, inputs()) == [f"data {tmp_path / 'rows-2.jsonl'}"]
+    assert differing_inputs(before, inputs()) == [f"data {tmp_path / 'rows-2.jsonl'}"]
     (tmp_path / "rows-3.jsonl").touch()
-    assert f"data {tmp_path / 'rows-3.jsonl'}" in differences(before, inputs())
+    assert f"data {tmp_path / 'rows-3.jsonl'}" in differing_inputs(before, inputs())
 
 
 def test_one_byte_of_a_large_data_file_is_another_input(tmp_path: Path) -> None:
