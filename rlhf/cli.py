@@ -1,70 +1,26 @@
-"""The command `rlhf`. Recipes are checked before anything heavy is imported; what a command works with is imported inside it.
-
-This is the one file that reads or sets environment variables.
-"""
+"""The command `rlhf`. Recipes are checked before anything heavy is imported; what a command works with is imported inside it."""
 
 from __future__ import annotations
 
-import errno
-import json
-import logging
-import math
 import os
 import re
-import signal
 import sys
-import threading
-import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, Any, Literal, TextIO
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from typer.core import TyperCommand
-from typer.exceptions import Abort, TyperException
 
+from rlhf.commands import EXIT_CODES, Outcome, Program, as_rows
 from rlhf.config import DataConfig, Dtype, FormatName, StageKind, TemplateName
-from rlhf.errors import ConfigError, Problem, RlhfError
+from rlhf.errors import ConfigError
 from rlhf.recipe import load_recipe, problems_of
 
-INTERRUPTED = 130
-FROM_OUTSIDE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EIO})
-"""System errors of a place that cannot be read or written: a full or read-only disk, missing permissions."""
 LAUNCHERS = {"WORLD_SIZE": "torchrun or accelerate", "SLURM_STEP_NUM_TASKS": "srun", "OMPI_COMM_WORLD_SIZE": "mpirun",
              "PMI_SIZE": "mpiexec"}
 """Who has started several processes, by the variable that counts them."""
-EXIT_CODES = """Exit codes: 0 done; 1 the check found problems; 2 wrong input or a run that stopped itself (the message says what to do);
-3 an unexpected error, with its traceback; 130 interrupted."""
-
-QUIET = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",    # asked by TRL, transformers, datasets and the hub client
-    "DO_NOT_TRACK": "1",
-    "GRADIO_ANALYTICS_ENABLED": "False",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "WANDB_ERROR_REPORTING": "false",
-    "TOKENIZERS_PARALLELISM": "false",  # its threads do not survive the forks of data loaders
-    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "DATASETS_VERBOSITY": "error",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
-    "WANDB_SILENT": "true",
-}
-"""No telemetry, and no bars and notes of libraries between our own; what the user has set already stays."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command answers with `--json`, and its exit code."""
-
-    answer: Mapping[str, Any]
-    code: int = 0
-
-
 app = typer.Typer(name="rlhf", add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
                   help="Preference tuning from human rankings: check, train, evaluate, report.", epilog=EXIT_CODES)
 
@@ -189,7 +145,7 @@ def _check_recipe(source: Path, overrides: Sequence[str], console: Console) -> O
         console.print(f"[bold red]{source} has {len(problems)} problem(s):[/bold red]")
         for problem in problems:
             console.print(f"  {problem.where}: {problem.what}", markup=False, highlight=False, soft_wrap=True)
-        return Outcome({"ok": False, "problems": _as_rows(problems), "data": {}}, 1)
+        return Outcome({"ok": False, "problems": as_rows(problems), "data": {}}, 1)
     console.print(f"[bold green]{source}: every key is right[/bold green]")
     recipe = load_recipe(source, overrides)
     from rlhf.data.check import as_dict
@@ -210,7 +166,7 @@ def _check_recipe(source: Path, overrides: Sequence[str], console: Console) -> O
             console.print(stage.error or stage.later, style="red" if stage.error else "", markup=False, soft_wrap=True)
             found[stage.stage] = {"ok": stage.ok, "error": stage.error, "later": stage.later}
         ok = ok and stage.ok
-    return Outcome({"ok": ok, "problems": _as_rows(missing), "data": found}, 0 if ok else 1)
+    return Outcome({"ok": ok, "problems": as_rows(missing), "data": found}, 0 if ok else 1)
 
 
 @app.command(epilog=EXIT_CODES)
@@ -244,104 +200,12 @@ def export(
     return Outcome(done._asdict())
 
 
+PROGRAM = Program("rlhf", app, interrupted="the same command continues where the last checkpoint was written")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    for name, value in QUIET.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("DeepSpeed").addFilter(lambda record: "Setting accelerator to CPU" not in str(record.msg))    # said on stdout
-    words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
-    with terminated_like_interrupted():
-        return _run(words)
-
-
-def _run(words: list[str]) -> int:
-    if "--json" not in words:
-        return _outcome(words).code
-    with stdout_for_one_answer() as answer:
-        outcome = _outcome(words)
-        answer.write(json.dumps(_json_value(outcome.answer), allow_nan=False) + "\n")
-    return outcome.code
-
-
-@contextmanager
-def terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM, which schedulers send, ends a command as Ctrl-C does: with a message, its files closed, and no child left behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def stdout_for_one_answer() -> Iterator[TextIO]:
-    """The real stdout; meanwhile whatever else writes there, libraries and child processes too, ends up on stderr."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as answer:
-            yield answer
-    finally:
-        sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
-
-
-def _outcome(words: list[str]) -> Outcome:
-    try:
-        result = app(words, prog_name="rlhf", standalone_mode=False)
-        if result == INTERRUPTED:
-            raise KeyboardInterrupt
-        return result if isinstance(result, Outcome) else Outcome({})    # no outcome: --help
-    except TyperException as error:
-        return _failure(f"{error.format_message()}\nSee rlhf --help, rlhf COMMAND --help.", (), 2)
-    except RlhfError as error:
-        return _failure(str(error), error.problems if isinstance(error, ConfigError) else (), 2)
-    except (KeyboardInterrupt, Abort):
-        return _failure("interrupted; the same command continues where the last checkpoint was written", (), INTERRUPTED)
-    except OSError as error:
-        if error.errno not in FROM_OUTSIDE:
-            return _unexpected(error)
-        return _failure(f"{error.filename or 'a file'}: {error.strerror}. What was written before is kept: make room, set permissions, or "
-                        "name another place; then start again.", (), 2)
-    except (Exception, SystemExit) as error:
-        return _unexpected(error)
-
-
-def _unexpected(error: BaseException) -> Outcome:
-    traceback.print_exception(error)
-    return _failure(f"unexpected {type(error).__name__}: {error}\nThis is a fault of the program, not of your input; "
-                    "please report it with the lines above.", (), 3)
-
-
-def _failure(message: str, problems: Sequence[Problem], code: int) -> Outcome:
-    Console(stderr=True).print(f"rlhf: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return Outcome({"ok": False, "error": message, "problems": _as_rows(problems)}, code)
-
-
-def _as_rows(problems: Sequence[Problem]) -> list[dict[str, str]]:
-    return [problem._asdict() for problem in problems]
-
-
-def _json_value(value: Any) -> Any:
-    """What JSON can say of a value: paths are text, non-finite numbers are null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _json_value(asdict(value))
-    if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
+    return PROGRAM.main(arguments)
 
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ from rlhf.models.inspection import missing_from_save, untrained_adapters
 from rlhf.models.loading import Policy, require_positions, save_policy
 from rlhf.models.packing import Layout, PackedBatch, pack
 from rlhf.models.roles import Reference
-from rlhf.progress import TrainingProgress
 from rlhf.step_log import StepLog, first_evaluation, read_log
 from rlhf.step_plan import StepPlan
 from rlhf.training import Objective, ObjectiveTrainer
+from rlhf.training_progress import TrainingProgress
 
 
 @dataclass(frozen=True)

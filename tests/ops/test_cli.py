@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.cli import QUIET, main, split_arguments
+from rlhf.cli import main, split_arguments
+from rlhf.commands import QUIET
 from rlhf.config import STAGES, StageKind
 from rlhf.errors import ConfigError
 from rlhf.key_help import recipe_rows
@@ -91,7 +92,7 @@ def test_check_lists_problems_by_path_in_json(tmp_path: Path, capfd: pytest.Capt
 
 def test_json_keeps_stdout_clean_of_child_processes(tmp_path: Path) -> None:
     """Whatever writes to file descriptor 1 meanwhile, libraries in C and scripts of a recipe, ends up on stderr."""
-    code = ("import os, subprocess, sys\nfrom rlhf.cli import stdout_for_one_answer\n"
+    code = ("import os, subprocess, sys\nfrom rlhf.commands import stdout_for_one_answer\n"
             "with stdout_for_one_answer() as answer:\n    print('library'); subprocess.run(['echo', 'child']); os.write(1, b'raw')\n"
             "    answer.write('{}')\nprint('after')")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

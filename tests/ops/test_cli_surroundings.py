@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf.cli import FROM_OUTSIDE, LAUNCHERS, QUIET, main
+from rlhf.cli import LAUNCHERS, main
+from rlhf.commands import FROM_OUTSIDE, QUIET
 
 PAIRS = [{"prompt": f"w{2 + number} w3 ", "chosen": f"w{4 + number % 9} w7", "rejected": f"w{20 + number % 9}"} for number in range(24)]
 
