@@ -1,1 +1,1 @@
-"""From annotators' clicks to preference records: ranking tasks, verdicts, agreement. Knows `rlhf.records` and nothing of training."""
+"""From candidates to records: blinded ranking tasks in Argilla, every annotator's verdict kept, agreement, adjudication, export."""

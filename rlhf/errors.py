@@ -6,6 +6,7 @@
     |- ShapeError(ValueError)        a tensor does not have the axes its function needs
     |- ModelError(ValueError)        a model, an adapter or a tokenizer cannot serve the role it was given
     |- CheckpointError(RuntimeError) a checkpoint is missing, torn or belongs to another run
+    |- BackendError(RuntimeError)    the annotation server cannot be reached, refuses, or is not the one that is needed
     |- GuardError(RuntimeError)      a running job stopped itself: non-finite values, an untrained adapter, a changed reference
     `- StorageError(OSError)         a file could not be written; what was there before is intact
 
@@ -54,6 +55,10 @@ class ModelError(RlhfError, ValueError):
 
 class CheckpointError(RlhfError, RuntimeError):
     """A checkpoint cannot be used."""
+
+
+class BackendError(RlhfError, RuntimeError):
+    """The annotation server cannot be used."""
 
 
 class GuardError(RlhfError, RuntimeError):

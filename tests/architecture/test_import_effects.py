@@ -10,8 +10,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-         for package in ("rlhf", "annotation") for path in sorted((ROOT / package).rglob("*.py"))]
-LIGHT = ("rlhf", "rlhf.errors", "rlhf.records", "rlhf.config", "rlhf.whole_files", "rlhf.recipe", "rlhf.key_help", "rlhf.cli", "annotation")
+         for package in ("rlhf", "annotation") for path in sorted((ROOT / package).rglob("*.py"))
+         if path.parent.name != "inside" or path.stem == "settings"]
+"""The other files in inside/ run where argilla-server is installed."""
+LIGHT = ("rlhf", "rlhf.errors", "rlhf.records", "rlhf.config", "rlhf.whole_files", "rlhf.recipe", "rlhf.key_help", "rlhf.cli", "annotation", "annotation.tasks",
+         "annotation.verdicts", "annotation.votes", "annotation.backend", "annotation.home", "annotation.cli")
 HEAVY = ("torch", "numpy", "transformers", "datasets", "pandas", "peft", "trl", "deepspeed", "accelerate", "argilla", "matplotlib")
 
 EFFECTS = """

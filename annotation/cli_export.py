@@ -1,0 +1,9 @@
+"""Commands of `annotation`: export."""
+
+from __future__ import annotations
+
+import typer
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
