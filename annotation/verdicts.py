@@ -43,7 +43,7 @@ class Verdict:
 
     def __post_init__(self) -> None:
         if self.kind == "submitted" and not (self.ranks and len(self.ranks) == len(self.order)):
-            raise DataError(f"a submitted verdict on task {self.task_id} needs {len(self.order)} ranks, one for each place, got {self.ranks}")
+            raise DataError(f"a submitted verdict on task {self.task_id} needs {len(self.order)} ranks, one a place, got {self.ranks}")
         if self.kind != "submitted" and self.ranks:
             raise DataError(f"a {self.kind} verdict on task {self.task_id} is no vote but has ranks {self.ranks}")
 

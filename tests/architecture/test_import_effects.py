@@ -13,8 +13,9 @@ NAMES = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix("._
          for package in ("rlhf", "annotation") for path in sorted((ROOT / package).rglob("*.py"))
          if path.parent.name != "inside" or path.stem == "settings"]
 """The other files in inside/ run where argilla-server is installed."""
-LIGHT = ("rlhf", "rlhf.errors", "rlhf.records", "rlhf.config", "rlhf.whole_files", "rlhf.recipe", "rlhf.key_help", "rlhf.cli", "annotation", "annotation.tasks",
-         "annotation.verdicts", "annotation.votes", "annotation.backend", "annotation.home", "annotation.cli")
+LIGHT = ("rlhf", "rlhf.errors", "rlhf.records", "rlhf.config", "rlhf.whole_files", "rlhf.recipe", "rlhf.key_help", "rlhf.cli",
+         "annotation", "annotation.tasks", "annotation.verdicts", "annotation.votes", "annotation.backend", "annotation.home",
+         "annotation.cli")
 HEAVY = ("torch", "numpy", "transformers", "datasets", "pandas", "peft", "trl", "deepspeed", "accelerate", "argilla", "matplotlib")
 
 EFFECTS = """
