@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 
 .PHONY: quickstart test check bench clean
 
-quickstart: .venv/.installed
+quickstart: .venv/.installed .venv/.installed-server
 	$(BIN)/rlhf run recipes/quickstart/recipe.yaml
 
 # One thread a worker: WORKERS processes share the cores. The last lines say what was skipped and why.
@@ -23,7 +23,7 @@ check: .venv/.installed-dev
 bench: .venv/.installed
 	$(BIN)/python -m benchmarks.dpo_vs_trl --json
 
-# Environment, caches and build leftovers. Runs are kept: they hold models.
+# Environment, caches and build leftovers. Runs are kept: they hold models. So is the annotation server's environment, in the user's cache.
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache build dist prefloop.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -39,6 +39,11 @@ clean:
 	@echo "Installing into .venv: a few minutes, once."
 	$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	$(INSTALL) -e .
+	@touch $@
+
+# The annotation server has an environment of its own. Tests that need it are skipped, and say so, where it is missing.
+.venv/.installed-server: .venv/.installed annotation/server/requirements.lock
+	$(BIN)/annotation install
 	@touch $@
 
 .venv/.installed-dev: .venv/.installed

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Literal, NamedTuple, Protocol
 
 from annotation.tasks import ShownTask
 
 Status = Literal["submitted", "draft", "discarded"]
+
+
+def utc(moment: datetime) -> str:
+    """2026-12-01T09:30:00.000000Z: all of one width, so that the order of the texts is the order of the times."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def now() -> str:
+    """This machine's time, as `utc` writes it."""
+    return utc(datetime.now(UTC))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +55,7 @@ class Answer:
     comment: str | None
     inserted_at: str
     updated_at: str
-    """ISO 8601 in UTC, to the microsecond."""
+    """As `utc` writes them; of the server's clock."""
 
 
 class Refused(NamedTuple):
@@ -54,11 +65,12 @@ class Refused(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """What became of tasks that were sent: `new` + `present` + `refused` are all of them."""
+    """What became of tasks that were sent: `new`, `present` and `refused` are all of them."""
 
-    new: int
+    new: tuple[str, ...]
+    """Ids of those that were certainly not there before."""
     present: int
-    """Were there already, and are as they were."""
+    """Were there already, and are as they were; their responses, too."""
     refused: tuple[Refused, ...]
 
 
@@ -74,7 +86,10 @@ class Backend(Protocol):
     """Raises BackendError where the backend cannot be reached, refuses the credentials, or answers what it should not."""
 
     def ensure_sheet(self, sheet: Sheet) -> None:
-        """Create it, or check that it is there with the same places and questions; guidelines and min_submitted are brought up to date."""
+        """Create it, or check that it is there with the same places and questions; guidelines and min_submitted are brought up to date.
+
+        Raises ConfigError where it is there with others.
+        """
 
     def add(self, sheet: Sheet, tasks: Sequence[ShownTask]) -> Added:
         """Send tasks in batches; the same id twice is one task. What one batch refuses does not stop the rest."""

@@ -7,19 +7,21 @@
         project.json      settings, and every version of the guidelines
         tasks.jsonl       the tasks, with what annotators must not see
         verdicts.jsonl    what they said, append-only
+        pulled.json       how far `annotation pull` has come
         agreement.html    the last `annotation agreement`
 """
 
 from __future__ import annotations
 
 import json
+import ssl
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rlhf.errors import BackendError, ConfigError
 from rlhf.whole_files import replace_file
 
-PROJECT_FILE, TASKS_FILE, VERDICTS_FILE = "project.json", "tasks.jsonl", "verdicts.jsonl"
+PROJECT_FILE, TASKS_FILE, VERDICTS_FILE, PULLED_FILE = "project.json", "tasks.jsonl", "verdicts.jsonl", "pulled.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,17 @@ class Connection:
     workspace: str
     embedded: bool
     """Started by `annotation serve` from this home; False: somebody else runs it."""
+    certificate: str | None = None
+    """PEM file with the one TLS certificate that is accepted; None: what the system's authorities vouch for."""
+
+    def verify(self) -> ssl.SSLContext | bool:
+        """What an HTTP client takes as `verify`. A certificate that is pinned need not name the address that is connected to."""
+        if self.certificate is None:
+            return True
+        context = ssl.create_default_context(cafile=self.certificate)
+        context.check_hostname = False
+        context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN    # the certificate itself is enough, without its issuers
+        return context
 
     def __repr__(self) -> str:
         return f"Connection(url={self.url!r}, workspace={self.workspace!r}, embedded={self.embedded})"    # keys do not get into logs

@@ -28,6 +28,8 @@ from typer.exceptions import Abort, TyperException
 from rlhf.errors import ConfigError, Problem, RlhfError
 
 INTERRUPTED = 130
+BROKEN_PIPE = 141
+"""As a shell counts a process that SIGPIPE ended."""
 FROM_OUTSIDE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EIO})
 """System errors of a place that cannot be read or written: a full or read-only disk, missing permissions."""
 EXIT_CODES = """Exit codes: 0 done; 1 the check found problems; 2 wrong input or a run that stopped itself (the message says what to do);
@@ -101,6 +103,9 @@ class Program:
             return self._failure(f"{error.filename or 'a file'}: {error.strerror}. What was written before is kept: make room, set "
                                  "permissions, or name another place; then start again.", (), 2)
         except (Exception, SystemExit) as error:
+            if isinstance(error.__context__ or error, BrokenPipeError):     # `| head`: nobody reads any more; rich then raises SystemExit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return Outcome({}, BROKEN_PIPE)
             return self._unexpected(error)
 
     def _unexpected(self, error: BaseException) -> Outcome:

@@ -209,7 +209,7 @@ class DpoConfig:
     beta: Annotated[float, Key("larger keeps the policy nearer the reference; usual 0.01 to 0.5", "1/nat", "Rafailov et al. 2023, arXiv:2305.18290")] = 0.1
     loss: Annotated[LossName | dict[LossName, float], Key("one loss, or several with weights: {sigmoid: 1.0, sft: 0.2}", "-", "docs/losses.md cites each")] = "sigmoid"
     label_smoothing: Annotated[float, Key("chance that a label is wrong: sigmoid (cDPO), robust, exo_pair, aot", "share, 0 to 0.5", "Mitchell 2023, cDPO")] = 0.0
-    smoothing_from_votes: Annotated[bool, Key("per pair: 1 - agreement of its annotators, at least label_smoothing")] = False
+    smoothing_from_votes: Annotated[bool, Key("per pair: its smoothing, or 1 - agreement of its annotators; at least label_smoothing")] = False
     simpo_gamma: Annotated[float, Key("simpo: target margin of the length-normalised rewards", "nats", "Meng et al. 2024, arXiv:2405.14734")] = 0.5
     discopop_tau: Annotated[float, Key("discopop: temperature of the blend", "-", "Lu et al. 2024, arXiv:2406.08414")] = 0.05
     precompute_reference: Annotated[bool, Key("score the reference once, before training, and cache it on disk")] = False
@@ -260,7 +260,7 @@ class PrepareConfig:
 
     __pydantic_config__ = STRICT
     script: Annotated[str, Key("Python file, relative to the recipe; called as SCRIPT OUTPUT_FOLDER --key value ...")]
-    args: Annotated[dict[str, str | int | float | bool], Key("its options")] = field(default_factory=dict)
+    args: Annotated[dict[str, str | int | float | bool], Key("its options; @STAGE and @STAGE/FILE become paths")] = field(default_factory=dict)
     name: Annotated[str, Key("name of the stage, for @NAME")] = "prepare"
 
 

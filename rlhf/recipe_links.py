@@ -53,6 +53,11 @@ def reference(text: str) -> Reference | None:
     return Reference(stage, inside or "model")
 
 
+def links_among(args: Mapping[str, Any]) -> list[str]:
+    """Options of a prepare script that name what another stage made: `@STAGE/FILE`. All others are the script's own business."""
+    return [key for key, value in args.items() if isinstance(value, str) and reference(value) is not None]
+
+
 def addresses(drafts: Sequence[StageDraft]) -> list[str]:
     """How problems name each stage: by its name, or by its place in the list where the name does not tell."""
     counts = Counter(draft.name for draft in drafts)
@@ -91,7 +96,7 @@ def wrong_links(model: Any, drafts: Sequence[StageDraft], folder: Path) -> Itera
 
 
 def _texts(raw: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Every text of a stage with its path. A prepare script's own options are its own business."""
+    """Every text of a stage with its path; of a prepare script's options only the links."""
     if isinstance(raw, str):
         yield path, raw
     elif isinstance(raw, list):
@@ -99,7 +104,9 @@ def _texts(raw: object, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(item, path)
     elif isinstance(raw, Mapping):
         for key, item in raw.items():
-            if key not in ("args", "name"):
+            if key == "args" and isinstance(item, Mapping):
+                yield from ((join("args", str(name)), item[name]) for name in links_among(item))
+            elif key != "name":
                 yield from _texts(item, join(path, str(key)))
 
 

@@ -196,7 +196,7 @@ class Habits:
     """Chance of each fault on any prompt."""
     forgets: float = 0.75
     """Chance of a wrong format, or a bad ending, on the prompts below."""
-    formats: tuple[str, ...] = ("capitals",)
+    formats: tuple[str, ...] = ("quotes",)
     closings: tuple[str, ...] = ("Thanks.",)
 
     def draw_faults(self, task: Task, rng: random.Random) -> set[Fault]:

@@ -234,7 +234,7 @@ def _siblings(prompt: Turns, replies: Sequence[Mapping[str, object]]) -> Drafts:
 # Our own records
 
 def read_records(row: Row) -> Drafts:
-    """What `dataclasses.asdict` makes of the records of rlhf.records; votes, agreement and guideline travel along."""
+    """What `dataclasses.asdict` makes of the records of rlhf.records; votes, agreement, smoothing and guideline travel along."""
     schema = text_of(row, "schema")
     responses: tuple[Turns, ...]
     ranks: tuple[float, ...]
@@ -253,7 +253,12 @@ def read_records(row: Row) -> Drafts:
     votes, agreement = _number(value_of(row, "votes"), "votes", "bad_vote"), _number(value_of(row, "agreement"), "agreement", "bad_vote")
     if votes < 1 or votes != int(votes) or not 0 <= agreement <= 1:
         raise RowError("bad_vote", f"votes is {votes}, agreement is {agreement}; a whole number from 1 and a share are needed")
-    yield Draft(prompt_turns(row), responses, ranks, votes=int(votes), agreement=agreement, guideline=text_of(row, "guideline"))
+    absent = row.get("smoothing") in (None, "")     # an empty cell of a CSV file is an empty text
+    smoothing = None if absent else _number(row["smoothing"], "smoothing", "bad_vote")
+    if smoothing is not None and not (0 <= smoothing <= 0.5 and agreement > 0):
+        raise RowError("bad_vote", f"smoothing is {smoothing}, agreement is {agreement}; a share up to 0.5 and one above 0 are needed")
+    yield Draft(prompt_turns(row), responses, ranks, votes=int(votes), agreement=agreement, smoothing=smoothing,
+                guideline=text_of(row, "guideline"))
 
 
 def is_records(rows: Sequence[Row]) -> bool:

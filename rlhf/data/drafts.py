@@ -55,6 +55,7 @@ class Draft:
     """Smaller is better, equal is a tie; None: nothing was compared."""
     votes: int = 1
     agreement: float = 1.0
+    smoothing: float | None = None
     guideline: str = ""
 
 
@@ -221,8 +222,8 @@ def _record(draft: Draft, prompt_turns: Turns, texts: tuple[str, ...], source: s
     places = {rank: place for place, rank in enumerate(sorted(set(draft.ranks)), 1)}
     ordered = sorted(zip((places[rank] for rank in draft.ranks), texts, strict=True), key=lambda pair: pair[0])
     ranks, responses = cast("tuple[tuple[int, ...], tuple[str, ...]]", tuple(zip(*ordered, strict=True)))
-    if ranks == (1, 2) and draft.agreement > 0.5:
+    if ranks == (1, 2) and (draft.agreement > 0.5 or draft.smoothing is not None):
         return PreferenceRecord(prompt=prompt, chosen=responses[0], rejected=responses[1], votes=draft.votes, agreement=draft.agreement,
-                                guideline=draft.guideline, source=source)
+                                smoothing=draft.smoothing, guideline=draft.guideline, source=source)
     return RankedRecord(prompt=prompt, responses=responses, ranks=ranks, votes=draft.votes, agreement=draft.agreement,
-                        guideline=draft.guideline, source=source)
+                        smoothing=draft.smoothing, guideline=draft.guideline, source=source)

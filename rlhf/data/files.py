@@ -265,7 +265,7 @@ def _csv_row(header: list[str], cells: list[str]) -> Row | RowError:
 
 
 _JSON_COLUMNS = frozenset({"messages", "conversations", "responses", "scores", "ranks", "completions", "reviews", "history", "label",
-                           "annotator1", "annotator2", "annotator3", "votes", "agreement"})
+                           "annotator1", "annotator2", "annotator3", "votes", "agreement", "smoothing"})
 _MESSAGE_COLUMNS = frozenset({"prompt", "chosen", "rejected", "response", "completion"})
 _ROLE_KEYS = frozenset({"role", "from", "messages"})
 _PRINTED_BY_PYTHON = re.compile(r"\s*\[?\s*\{\s*'(?:role|content|from|value)'\s*:")

@@ -199,7 +199,7 @@ def as_preferences(reading: Reading) -> Converted[PreferenceRecord]:
             case RankedRecord() if len(set(record.ranks)) == 1:
                 rejects.append(Reject(record.source, "tie", f"all {len(record.responses)} responses have the same rank"))
                 continue
-            case RankedRecord() if record.agreement <= 0.5:
+            case RankedRecord() if record.agreement <= 0.5 and record.smoothing is None:
                 rejects.append(Reject(record.source, "disputed", f"only {record.agreement:.0%} of the votes agree with the ranking"))
                 continue
             case RankedRecord():

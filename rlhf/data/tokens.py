@@ -155,6 +155,13 @@ def responses_of(record: Record) -> tuple[str, ...]:
             return record.responses
 
 
+def smoothing_of(record: Record) -> float:
+    """Chance that the judgement is wrong: as the record says, or else the share of the votes that are against it."""
+    if isinstance(record, Demonstration):
+        return 0.0
+    return 1 - record.agreement if record.smoothing is None else record.smoothing
+
+
 def lone_surrogate(text: str) -> str | None:
     try:
         text.encode()
@@ -186,8 +193,7 @@ def settle(item: Rendered, ids: dict[str, list[int]], alone: dict[str, list[int]
     for response, text in zip(responses, item.responses, strict=True):
         if not response or response == (template.end_id,):
             return Reject(item.where, "empty_response_tokens", f"the {len(text)} characters of a response give no tokens before its end")
-    smoothing = 0.0 if isinstance(item.record, Demonstration) else 1 - item.record.agreement
-    whole = TokenRun(id=item.record.content_id, prompt=prompt, responses=responses, smoothing=smoothing)
+    whole = TokenRun(id=item.record.content_id, prompt=prompt, responses=responses, smoothing=smoothing_of(item.record))
     return Row(item.where, whole, merges, fit(whole, item.where, head=template.head_length(prompt), max_length=max_length, on_long=on_long))
 
 

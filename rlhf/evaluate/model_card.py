@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from rlhf.errors import DataError
-from rlhf.evaluate.report_content import Table, before_after, data_table, evaluation_table, model_rows
+from rlhf.evaluate.report_content import before_after, data_table, evaluation_table, model_rows
 from rlhf.evaluate.run_folder import RunView, StageView, read_run
+from rlhf.evaluate.tables import Table
 from rlhf.whole_files import replace_file
 
 LOAD_MODEL = """\

@@ -30,7 +30,6 @@ from rlhf.data.rejects import Reject, count_reasons, require_share, write_reject
 from rlhf.data.templates import template_for
 from rlhf.data.tokens import tokenise
 from rlhf.errors import ConfigError, DataError
-from rlhf.evaluate.generation import Response, generate_responses
 from rlhf.maths.bootstrap import Interval, bootstrap_difference, bootstrap_mean, wilson_interval
 from rlhf.maths.losses import wins
 from rlhf.models.attention import choose_layout, evaluating
@@ -38,6 +37,7 @@ from rlhf.models.loading import Policy
 from rlhf.models.packing import Layout, pack, response_logps
 from rlhf.progress import Bar, SilentBar, progress
 from rlhf.records import Demonstration, PreferenceRecord, Prompt, TokenRun
+from rlhf.rollout import Response, generate_responses
 from rlhf.whole_files import replace_file
 
 EVALUATION_FILE = "evaluation.json"

@@ -10,11 +10,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from rich.table import Table as TerminalTable
 
 from rlhf.errors import DataError
+from rlhf.evaluate.annotation_content import annotation_sections, annotator_table
 from rlhf.evaluate.report_content import (
     Plot,
-    Table,
     before_after,
-    clock,
     comparison,
     data_table,
     evaluation_plots,
@@ -25,6 +24,7 @@ from rlhf.evaluate.report_content import (
     token_table,
 )
 from rlhf.evaluate.run_folder import RunView, StageView, read_run
+from rlhf.evaluate.tables import Table, clock
 from rlhf.whole_files import replace_file
 
 
@@ -54,11 +54,12 @@ def build_report(runs: Sequence[Path], output: Path) -> Path:
     if not runs:
         raise DataError("a report needs at least one run folder")
     views = told_apart([read_run(folder) for folder in runs])
-    replace_file(output, page(views))
+    replace_file(output, page(views, output))
     return output
 
 
-def page(runs: Sequence[RunView]) -> str:
+def page(runs: Sequence[RunView], output: Path) -> str:
+    """`output` is where the page will lie: what it links to is named from there."""
     # What a model wrote must never become markup: everything is escaped, and the page's policy allows no script at all.
     environment = Environment(loader=PackageLoader("rlhf.evaluate"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                               lstrip_blocks=True)
@@ -68,7 +69,7 @@ def page(runs: Sequence[RunView]) -> str:
         comparison=comparison(runs) if len(runs) > 1 else None,
         evaluation=evaluation_table(rows) if rows else None, evaluation_plots=evaluation_plots(rows),
         samples=[(run.name if len(runs) > 1 else "", stage.evaluation["samples"]) for run in runs for stage in run.evaluations],
-        sections=stage_sections(runs),
+        annotations=annotation_sections(runs, output), sections=stage_sections(runs),
         alarms=[(run.name, stage.name, line) for run in runs for stage in run.stages for line in stage.alarms],
         environments=[(run.name, environment_rows(run.environment)) for run in runs])
 
@@ -106,12 +107,21 @@ def environment_rows(environment: dict[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def summary_table(run: RunView) -> TerminalTable:
-    """What the models of a run reached, a column a model; or how far its stages are. For the terminal."""
+def summary_tables(run: RunView) -> list[TerminalTable]:
+    """For the terminal: how good annotators are, where a stage asked any; what the models reached, a column a model, or else how far the
+    stages are."""
+    tables = [terminal_table(f"{stage.name}: annotators, with 95 % intervals", annotator_table(stage.annotation, counts=False))
+              for stage in run.stages if stage.annotation]
     rows = model_rows([run])
-    content = turned(evaluation_table(rows)) if rows else Table(("stage", "status", "steps", "time"), tuple(
+    if rows:
+        return [*tables, terminal_table(f"{run.name}, with 95 % intervals", turned(evaluation_table(rows)))]
+    stages = Table(("stage", "status", "steps", "time"), tuple(
         (stage.name, stage.status, str(len(stage.steps)), clock(stage.seconds or 0.0)) for stage in run.stages))
-    table = TerminalTable(title=f"{run.name}, with 95 % intervals" if rows else run.name, title_justify="left")
+    return [*tables, terminal_table(run.name, stages)]
+
+
+def terminal_table(title: str, content: Table) -> TerminalTable:
+    table = TerminalTable(title=title, title_justify="left")
     for place, head in enumerate(content.head):
         table.add_column(head, justify="left" if place == 0 else "right")
     for row in content.rows:

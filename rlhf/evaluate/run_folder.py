@@ -36,6 +36,8 @@ class StageView:
     data: dict[str, Any]
     evaluation: dict[str, Any]
     """Empty, or evaluation.json with its `models` and `samples`."""
+    annotation: dict[str, Any]
+    """Empty, or annotation.json, as `annotation_content` describes it."""
     rejects: tuple[dict[str, str], ...]
     """The first few rows that were not used."""
     notes: tuple[str, ...]
@@ -154,7 +156,8 @@ def _read_stage(folder: Path, kind: str) -> StageView:
     return StageView(
         name=folder.name, kind=str(record.get("kind", kind)), status=status, results=results, inputs=inputs, log=tuple(log.lines),
         seconds=float(seconds) if isinstance(seconds, int | float) else None, data=_read_mapping(folder / "data.json", notes),
-        evaluation=_read_evaluation(folder / "evaluation.json", notes), rejects=_first_rejects(folder / "rejects.jsonl", notes),
+        evaluation=_read_evaluation(folder / "evaluation.json", notes), annotation=_read_annotation(folder / "annotation.json", notes),
+        rejects=_first_rejects(folder / "rejects.jsonl", notes),
         notes=tuple(notes))
 
 
@@ -162,6 +165,15 @@ def _read_evaluation(path: Path, notes: list[str]) -> dict[str, Any]:
     content = _read_mapping(path, notes)
     if content and not all(isinstance(content.get(key), list) for key in ("models", "samples")):
         notes.append("evaluation.json lacks its list of models or samples")
+        return {}
+    return content
+
+
+def _read_annotation(path: Path, notes: list[str]) -> dict[str, Any]:
+    content = _read_mapping(path, notes)
+    missing = {"overall", "annotators", "known", "outside", "page"} - content.keys() if content else set()
+    if missing:
+        notes.append(f"annotation.json lacks {', '.join(sorted(missing))}")
         return {}
     return content
 

@@ -47,11 +47,12 @@ def bootstrap_difference(values: Tensor, baseline: Tensor, *, resamples: int, ge
     return bootstrap_mean(values.double() - baseline.double(), resamples=resamples, generator=generator, clusters=clusters, level=level)
 
 
-def wilson_interval(successes: int, total: int, *, level: float = 0.95) -> Interval:
+def wilson_interval(successes: float, total: float, *, level: float = 0.95) -> Interval:
     """Score interval of a proportion. Wilson 1927, J. Am. Stat. Assoc. 22.
 
     (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n), with p = successes / n and z the normal quantile.
-    Unlike the bootstrap it keeps a width when every one of few trials succeeded.
+    Unlike the bootstrap it keeps a width when every one of few trials succeeded. Trials that are not independent count as the smaller
+    number of independent ones they are worth, which need not be whole.
     """
     _require_level(level)
     if total < 1 or not 0 <= successes <= total:

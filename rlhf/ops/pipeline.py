@@ -18,7 +18,7 @@ from rlhf.data.files import expand
 from rlhf.distributed.state import checkpoints_in, differing_inputs
 from rlhf.errors import CheckpointError, ConfigError
 from rlhf.evaluate.model_card import write_model_card
-from rlhf.evaluate.report import build_report, summary_table
+from rlhf.evaluate.report import build_report, summary_tables
 from rlhf.evaluate.run_folder import read_run
 from rlhf.fitting import FitResult, Site
 from rlhf.ops.environment import environment
@@ -28,6 +28,7 @@ from rlhf.ops.requirements import missing_requirements
 from rlhf.ops.run_lock import only_process_in
 from rlhf.ops.stage_record import NAME, StageRecord, path_hash, read_record
 from rlhf.recipe import resolve, resolve_data, to_yaml
+from rlhf.recipe_links import links_among
 from rlhf.whole_files import replace_file
 
 TRAINING = (SftConfig, DpoConfig)
@@ -83,7 +84,8 @@ class Pipeline:
     def _sources(self, stage: StageConfig) -> list[tuple[str, str]]:
         """Files (of a glob, each), folders and names that the stage reads. Raises DataError where a file is not there."""
         if isinstance(stage, PrepareConfig):
-            return [(f"script {file.name}", str(file)) for file in sorted(Path(self.local(stage.script)).parent.glob("*.py"))]
+            scripts = [(f"script {file.name}", str(file)) for file in sorted(Path(self.local(stage.script)).parent.glob("*.py"))]
+            return scripts + [(f"argument {key}", self.local(str(stage.args[key]))) for key in links_among(stage.args)]
         placed = resolve_data(self.recipe, stage.data)
         sources = [(f"data {self._in_any_place(source.name)}", str(source.path or source.name))
                    for group in (placed.train, placed.holdout) if group is not None for source in expand(group)]
@@ -157,7 +159,9 @@ class Pipeline:
     def _work(self, stage: StageConfig, folder: Path, inputs: dict[str, str]) -> dict[str, Any]:
         match stage:
             case PrepareConfig():
-                return run_prepare(stage, script=Path(self.local(stage.script)), folder=folder, console=self.console)
+                paths = {key: self.local(str(stage.args[key])) for key in links_among(stage.args)}
+                return run_prepare(replace(stage, args={**stage.args, **paths}), script=Path(self.local(stage.script)), folder=folder,
+                                   console=self.console)
             case EvaluateConfig():
                 places = {name: self.model_folder(name) for name in stage.models}
                 scorer = None if stage.scorer is None else self.placed_scorer(stage.scorer)
@@ -192,6 +196,6 @@ def run_recipe(recipe: Recipe, *, only: str | None = None, fresh: bool = False, 
         results = {config.name: pipeline.run_stage(kind, config, fresh=fresh)
                    for kind, config in recipe.stages if only is None or config.name == only}
         report = build_report([pipeline.run], pipeline.run / "report.html")
-    console.print(summary_table(read_run(pipeline.run)))
+    console.print(*summary_tables(read_run(pipeline.run)))
     console.print(f"report: {report}", soft_wrap=True)
     return {"run": str(pipeline.run), "report": str(report), "stages": results}

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import typer.main
+from typer.core import TyperCommand, TyperGroup
 
+from annotation.cli import app as annotation_app
 from rlhf import config
-from rlhf.cli import app
+from rlhf.cli import app as rlhf_app
 from rlhf.key_help import hints_of, key_of, nested, recipe_rows
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,11 +61,17 @@ def test_every_config_class_is_part_of_the_recipe() -> None:
     assert classes == {schema.__name__ for schema in schemas()}
 
 
+def options_of(command: object, name: str) -> set[str]:
+    """NAME COMMAND --option of a program, and of the groups inside it."""
+    if isinstance(command, TyperGroup):
+        return {option for part, inner in command.commands.items() for option in options_of(inner, f"{name} {part}")}
+    assert isinstance(command, TyperCommand), name
+    return {f"{name} {option}" for parameter in command.params for option in parameter.opts if option.startswith("--")}
+
+
 def test_options_and_keys_are_the_ones_listed() -> None:
     """A new name on the command line is a promise: it goes into command_line.txt together with the change."""
-    group = typer.main.get_command(app)
-    assert isinstance(group, typer.core.TyperGroup)
-    options = {f"rlhf {name} {option}" for name, command in group.commands.items() for parameter in command.params
-               for option in parameter.opts if option.startswith("--")}
+    options = {option for name, program in (("annotation", annotation_app), ("rlhf", rlhf_app))
+               for option in options_of(typer.main.get_command(program), name)}
     names = sorted(options) + sorted({row.path for row in recipe_rows()})
     assert LISTED.read_text(encoding="utf-8").splitlines() == names

@@ -19,7 +19,8 @@ DATA = CONTRACTS | {"rlhf.data", "torch", "transformers", "datasets"}
 MODELS = CONTRACTS | {"rlhf.maths", "rlhf.models", "torch", "transformers", "peft", "bitsandbytes", "pydantic"}
 LOOP = DATA | MODELS | {"rlhf.distributed", "rlhf.fitting", "rlhf.guards", "rlhf.progress", "rlhf.reference_scores", "rlhf.step_log",
                         "rlhf.step_plan", "rlhf.training", "rlhf.training_progress", "trl"}
-ANNOTATION = {"annotation", "rlhf.records", "rlhf.errors", "rlhf.whole_files", "rlhf.progress", "rlhf.maths.agreement"}
+ANNOTATION = {"annotation", "rlhf.records", "rlhf.errors", "rlhf.whole_files", "rlhf.progress", "rlhf.maths.agreement",
+              "rlhf.maths.bootstrap", "rlhf.maths.dawid_skene"}
 ALLOWED: dict[str, set[str]] = {    # longest prefix wins; what a module may import among our own and the watched packages
     "rlhf": LOOP,                   # modules of the loop itself: never an objective, evaluate, ops, or the recipe
     "rlhf.errors": set(),
@@ -40,20 +41,23 @@ ALLOWED: dict[str, set[str]] = {    # longest prefix wins; what a module may imp
     "rlhf.distributed": CONTRACTS | {"rlhf.distributed", "torch", "transformers", "accelerate", "deepspeed"},
     "rlhf.sft": LOOP,
     "rlhf.dpo": LOOP,
-    "rlhf.evaluate": LOOP | RECIPE | {"rlhf.evaluate", "yaml"},
+    "rlhf.evaluate": LOOP | RECIPE | {"rlhf.evaluate", "rlhf.rollout", "yaml"},
     "rlhf.ops": LOOP | RECIPE | {"rlhf.evaluate", "rlhf.ops", "rlhf.sft", "rlhf.dpo", "yaml", "pydantic"},
     "rlhf.cli": LOOP | RECIPE | {"rlhf.commands", "rlhf.evaluate", "rlhf.ops", "typer"},
     "annotation": ANNOTATION,
     "annotation.argilla": ANNOTATION | {"argilla"},
+    "annotation.agreement": ANNOTATION | {"torch"},
+    "annotation.annotator_quality": ANNOTATION | {"torch"},
+    "annotation.vote_table": ANNOTATION | {"torch"},
     "annotation.page": ANNOTATION | {"rlhf.evaluate.plots"},
     "annotation.cli": ANNOTATION | {"rlhf.commands", "typer"},
     "annotation.cli_options": {"typer"},
     "annotation.cli_server": ANNOTATION | {"rlhf.commands", "typer"},
-    "annotation.cli_push": ANNOTATION | {"rlhf.commands", "rlhf.rollout", "rlhf.data", "typer"},
+    "annotation.cli_push": ANNOTATION | {"rlhf.commands", "rlhf.config", "rlhf.data", "rlhf.ops.evaluate_stage", "rlhf.rollout", "typer"},
     "annotation.cli_verdicts": ANNOTATION | {"rlhf.commands", "typer"},
     "annotation.cli_agreement": ANNOTATION | {"rlhf.commands", "typer"},
     "annotation.cli_export": ANNOTATION | {"rlhf.commands", "typer"},
-    "annotation.server.inside": {"annotation.server.inside"},
+    "annotation.server.inside": {"annotation.server.inside", "pydantic"},
 }
 RELATIVE = '"""Runs inside the server\'s environment: '
 """How files begin that are imported under another package name, and so by relative imports."""

@@ -141,7 +141,7 @@ def test_a_ranking_with_ties_is_one_record_whatever_scale_it_was_judged_on(write
 
 
 def test_records_survive_a_round_trip_with_their_votes(write, tmp_path):
-    judged = {"votes": 3, "agreement": 2 / 3, "guideline": "v7"}
+    judged = {"votes": 3, "agreement": 2 / 3, "smoothing": 0.125, "guideline": "v7"}
     pair = PreferenceRecord(prompt=Prompt.of_text("p"), chosen="a", rejected="b", **judged)
     ranking = RankedRecord(prompt=Prompt.of_text("p"), responses=("a", "b", "c"), ranks=(1, 1, 2), **judged)
     pairs = read([write(tmp_path / "pairs.jsonl", [asdict(pair)])])

@@ -23,7 +23,7 @@ SECRET = "zebracorn"
 
 
 def lines(*rows: object) -> bytes:
-    return b"".join((row if isinstance(row, str) else json.dumps(row)).encode() + b"\n" for row in rows)
+    return b"".join((row if isinstance(row, str) else json.dumps(row)).encode("utf-8", "surrogatepass") + b"\n" for row in rows)
 
 
 def reading_of(path, content: bytes, **options):

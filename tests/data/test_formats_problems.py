@@ -22,6 +22,7 @@ def say(role: object, content: object) -> dict[str, object]:
 
 U, A = say("user", "q"), say("assistant", "a")
 PAIR = {"chosen": "good", "rejected": "bad"}
+JUDGED = {"schema": "preference/1", "prompt": "p", **PAIR, "votes": 1, "agreement": 1.0, "guideline": ""}
 TREE_REPLY = {"text": "a", "role": "assistant", "rank": 0}
 TREE = {"text": "q", "role": "prompter"}
 VOTED = {"instruction": "i", "input": "", "response1": "a", "response2": "b"}
@@ -95,8 +96,10 @@ PROBLEMS: list[tuple[str, dict[str, object], str]] = [
     ("scored", {"prompt": "p", "responses": [], "scores": []}, "too_few_responses"),
     ("oasst", {"message_tree_id": "t", "prompt": TREE | {"replies": []}}, "no_response"),
     ("oasst", {"message_tree_id": "t", "prompt": TREE | {"replies": [TREE_REPLY | {"deleted": True}]}}, "deleted"),
-    ("records", {"schema": "preference/1", "prompt": "p", **PAIR, "votes": 0, "agreement": 1.0, "guideline": ""}, "bad_vote"),
-    ("records", {"schema": "preference/9", "prompt": "p", **PAIR, "votes": 1, "agreement": 1.0, "guideline": ""}, "bad_schema"),
+    ("records", JUDGED | {"votes": 0}, "bad_vote"),
+    ("records", JUDGED | {"smoothing": 0.6}, "bad_vote"),
+    ("records", JUDGED | {"smoothing": 0.1, "agreement": 0}, "bad_vote"),
+    ("records", JUDGED | {"schema": "preference/9"}, "bad_schema"),
 ]
 
 
@@ -272,3 +275,10 @@ def test_a_ranking_that_most_votes_dispute_gives_no_pairs(write, tmp_path):
     row = {"schema": "ranked/1", "prompt": "p", "responses": ["a", "b"], "ranks": [1, 2], "votes": 4, "agreement": 0.5, "guideline": ""}
     pairs, rejects, _ = as_preferences(read([write(tmp_path / "rows.jsonl", [row])]))
     assert (pairs, [reject.reason for reject in rejects]) == ([], ["disputed"])
+
+
+def test_a_smoothing_says_how_far_to_trust_a_pair_that_most_votes_dispute(write, tmp_path):
+    row = {"schema": "ranked/1", "prompt": "p", "responses": ["a", "b"], "ranks": [2, 1], "votes": 3, "agreement": 1 / 3, "smoothing": 0.2,
+           "guideline": ""}
+    (pair,), rejects, _ = as_preferences(read([write(tmp_path / "rows.jsonl", [row])]))
+    assert (pair.chosen, pair.rejected, pair.smoothing, rejects) == ("b", "a", 0.2, [])

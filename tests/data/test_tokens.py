@@ -69,6 +69,12 @@ def test_a_demonstration_and_a_ranking_by_hand():
     assert [run.smoothing for run in runs] == [0.0, 0.125]
 
 
+def test_a_smoothing_of_the_record_goes_before_its_agreement():
+    records = [replace(pair("hi", "a", "b", agreement=0.75), smoothing=smoothing) for smoothing in (None, 0.0, 0.0625)]
+    runs = tokenise(records, template_for(word_tokenizer(), "plain"), max_length=32, on_long="reject").runs
+    assert [run.smoothing for run in runs] == [0.25, 0.0, 0.0625]
+
+
 def test_a_boundary_merge_keeps_the_prompt_that_generation_sees():
     tokenizer = money_tokenizer()
     template = template_for(tokenizer, "plain")

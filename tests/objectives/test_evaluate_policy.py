@@ -1,4 +1,4 @@
-"""Responses and figures of policies: batches and padding do not matter, pairs are scored as the bare model does, small ones by hand."""
+"""Figures of policies: pairs are scored as the bare model does, small ones by hand."""
 
 from __future__ import annotations
 
@@ -9,89 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_policies import saved, tiny_model, tiny_tokenizer
-from transformers import GenerationConfig
+from tiny_policies import prompts, saved, tiny_model, tiny_tokenizer
 
 from rlhf.config import DataConfig, EvaluateConfig, ModelConfig
 from rlhf.data.templates import Template, template_for
-from rlhf.errors import ConfigError, DataError, ModelError
-from rlhf.evaluate.generation import Response, generate_responses
+from rlhf.errors import ConfigError, DataError
 from rlhf.evaluate.policy import EvaluationResult, answered_well, evaluate_policies, load_scorer, pair_logps, preference_figures
 from rlhf.models.loading import Policy, load_policy
-from rlhf.records import Prompt, TokenRun
+from rlhf.records import TokenRun
 
 
 def template() -> Template:
     return template_for(tiny_tokenizer(), "plain")
-
-
-def prompts(count: int) -> list[Prompt]:
-    """Lengths 1 to 7, in no order."""
-    return [Prompt.of_text(" ".join(f"w{2 + (7 * row + 3 * place) % 90}" for place in range(1 + 5 * row % 7))) for row in range(count)]
-
-
-def respond(family: str, batch: int, *, count: int = 16, max_new_tokens: int = 9) -> list[Response]:
-    return generate_responses(tiny_model(family), template(), prompts(count), max_new_tokens=max_new_tokens, batch=batch)
-
-
-# ---- responses ----
-
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
-def test_one_at_a_time_or_all_at_once(family: str) -> None:
-    alone = respond(family, 1)
-    assert len({response.text for response in alone}) > 4
-    assert respond(family, 16) == alone
-    assert respond(family, 5) == alone
-
-
-def test_greedy_is_the_argmax_of_each_step() -> None:
-    model, plain, prompt = tiny_model("llama"), template(), prompts(4)[3]
-    ids = list(plain.prompt_ids(prompt))
-    start = len(ids)
-    with torch.no_grad():
-        while len(ids) < start + 6 and ids[-1] not in plain.stop_ids:
-            ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
-    (response,) = generate_responses(model, plain, [prompt], max_new_tokens=6, batch=1)
-    assert response.text == plain.decode_response(ids[start:])
-    assert response.tokens == len(ids) - start
-
-
-def test_settings_the_model_brings_along_are_not_used() -> None:
-    model, plain = tiny_model("llama"), template()
-    as_it_was = generate_responses(model, plain, prompts(8), max_new_tokens=9, batch=4)
-    brought = GenerationConfig(do_sample=True, temperature=5.0, repetition_penalty=9.0, eos_token_id=7)
-    model.generation_config = brought
-    assert generate_responses(model, plain, prompts(8), max_new_tokens=9, batch=4) == as_it_was
-    assert model.generation_config is brought
-
-
-def test_a_response_that_was_stopped_by_the_limit_is_unfinished() -> None:
-    model = tiny_model("llama")
-    with torch.no_grad():
-        model.lm_head.weight[0].fill_(0.0)
-    never = generate_responses(model, template(), prompts(6), max_new_tokens=3, batch=3)
-    assert all(response.tokens == 3 or response.finished for response in never) and not all(response.finished for response in never)
-
-
-def test_an_end_token_ends_the_response_and_counts_as_one_token() -> None:
-    model = tiny_model("llama")
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
-        model.model.embed_tokens.weight.fill_(1.0)      # every state is the same vector,
-        model.lm_head.weight.fill_(-1.0)
-        model.lm_head.weight[0].fill_(1.0)              # which points to <eos>
-    assert generate_responses(model, template(), prompts(3), max_new_tokens=5, batch=2) == [Response("", 1, True)] * 3
-
-
-def test_a_prompt_that_leaves_no_room_is_an_error() -> None:
-    with pytest.raises(ModelError, match=r"60 tokens; with max_new_tokens=5 .* the 64 positions"):
-        generate_responses(tiny_model("gpt2"), template(), [Prompt.of_text("w5 " * 60)], max_new_tokens=5, batch=1)
-
-
-def test_no_prompts_no_responses() -> None:
-    assert generate_responses(tiny_model("llama"), template(), [], max_new_tokens=5, batch=4) == []
 
 
 # ---- pairs ----

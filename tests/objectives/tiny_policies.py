@@ -22,6 +22,7 @@ from transformers import (
 
 from rlhf.config import Method, ModelConfig
 from rlhf.models.loading import Policy, load_policy
+from rlhf.records import Prompt
 
 VOCABULARY = 96
 
@@ -59,6 +60,11 @@ def saved(folder: Path, family: str = "llama", *, seed: int = 0) -> str:
 
 def load(name: str, method: Method = "lora", *, start: str | None = None, seed: int = 0, **settings: object) -> Policy:
     return load_policy(ModelConfig(name=name, method=method, **settings), method=method, start=start, seed=seed)  # type: ignore[arg-type]
+
+
+def prompts(count: int) -> list[Prompt]:
+    """Lengths 1 to 7, in no order."""
+    return [Prompt.of_text(" ".join(f"w{2 + (7 * row + 3 * place) % 90}" for place in range(1 + 5 * row % 7))) for row in range(count)]
 
 
 TOKENS = torch.tensor([[5, 17, 40, 2, 91, 33, 8, 60], [71, 3, 3, 28, 54, 19, 88, 7]])

@@ -94,3 +94,10 @@ def test_libraries_say_nothing_on_stdout_when_they_are_imported() -> None:
     code = "from rlhf.cli import main\nmain(['--help'])\nprint('help ends here')\nimport deepspeed, rlhf.ops.pipeline"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("help ends here\n")
+
+
+def test_a_reader_that_goes_away_is_no_fault_of_the_program() -> None:
+    done = subprocess.run(["bash", "-c", f"{sys.executable} -m rlhf.cli sft --help | head -1; echo ${{PIPESTATUS[0]}}"], capture_output=True,
+                          text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "141"
+    assert done.stderr == ""

@@ -109,8 +109,8 @@ def test_prepare_writes_the_same_files_for_the_same_seed(tmp_path: Path, monkeyp
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         folder = tmp_path / name
         folder.mkdir()
-        monkeypatch.setattr(sys, "argv", ["prepare.py", str(folder), "--seed", str(seed), "--prompts", "300", "--ranked", "40",
-                                          "--hidden", "16", "--layers", "1"])
+        monkeypatch.setattr(sys, "argv", ["prepare.py", str(folder), "--seed", str(seed), "--prompts", "300", "--unranked", "30",
+                                          "--gold", "20", "--test", "40", "--hidden", "16", "--layers", "1"])
         with torch.random.fork_rng():
             prepare.main()
         written.append({path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()})
@@ -119,7 +119,12 @@ def test_prepare_writes_the_same_files_for_the_same_seed(tmp_path: Path, monkeyp
     assert written[0] == written[1]
     assert written[0].keys() == written[2].keys() and written[0] != written[2]
     shown = [json.loads(line) for line in (tmp_path / "a" / "sft.jsonl").read_text().splitlines()]
-    ranked = [json.loads(line) for line in (tmp_path / "a" / "preferences.jsonl").read_text().splitlines()]
-    assert not {row["prompt"] for row in shown} & {row["prompt"] for row in ranked}
+    others = {name: [json.loads(line) for line in (tmp_path / "a" / f"{name}.jsonl").read_text().splitlines()]
+              for name in ("prompts", "gold", "test")}
+    assert {name: len(rows) for name, rows in others.items()} == {"prompts": 30, "gold": 20, "test": 40}
+    assert len({row["prompt"] for rows in (shown, *others.values()) for row in rows}) == 300 + 30 + 20 + 40      # none in two files
+    for row in others["gold"]:
+        assert [len(grammar.faults(row["prompt"], response)) for response in row["responses"]] == [0, 1, 2, 3]
+        assert row["ranks"] == [1, 2, 3, 4]
     good = sum(grammar.answered_well(row["prompt"], row["response"]) for row in shown) / len(shown)
     assert 0.45 < good < 0.65

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from rlhf.errors import DataError
 from rlhf.evaluate.plots import moving_average
-from rlhf.evaluate.report import build_report, summary_table
+from rlhf.evaluate.report import build_report, summary_tables
 from rlhf.evaluate.run_folder import read_run
 
 
@@ -174,7 +174,7 @@ def test_the_same_run_gives_the_same_page(run: Path, tmp_path: Path) -> None:
 def test_terminal_summary_fits_eighty_columns(run: Path) -> None:
     console = Console(width=80, file=io.StringIO())
     with console.capture() as captured:
-        console.print(summary_table(read_run(run)))
+        console.print(*summary_tables(read_run(run)))
     text = captured.get()
     assert re.search(r"answered well +│ 56\.5 % \[50\.5, 62\.5\] │ 83\.6 % \[77\.6, 89\.6\]", text)
 
