@@ -107,17 +107,17 @@ class ArgillaBackend:
         everything is.
         """
         dataset = self._id_of(sheet)
-        recently = after is not None and self.connection.embedded
-        if after is not None and not recently and self._last_activity(dataset) < after:
+        if after is not None and self.connection.embedded:
+            stored = self._responses_after(dataset, after)
+        elif after is not None and self._last_activity(dataset) < after:
             return
-        names = {user["id"]: user["username"] for user in self._rest.ask("GET", "/users")["items"]}
-        if after is not None and recently:
-            for item in self._responses_after(dataset, after):
-                yield answer_of(item["record"], item["response"], sheet.places, names)
-            return
-        for record in self._records(dataset, include="responses"):
-            for response in record["responses"]:
-                yield answer_of(record, response, sheet.places, names)
+        else:
+            stored = ((record, response) for record in self._records(dataset, include="responses") for response in record["responses"])
+        names = self._names()
+        for record, response in stored:
+            if response["user_id"] not in names:    # an account made a moment ago, or deleted
+                names = {response["user_id"]: f"removed-{response['user_id']}"} | self._names()
+            yield answer_of(record, response, sheet.places, annotator=names[response["user_id"]])
 
     def progress(self, sheet: Sheet) -> SheetProgress:
         dataset = self._id_of(sheet)
@@ -131,14 +131,18 @@ class ArgillaBackend:
         last = self._rest.ask("GET", f"/datasets/{dataset}")["last_activity_at"]
         return _utc(last) if last else "9999"
 
-    def _responses_after(self, dataset: str, after: str) -> Iterator[dict[str, Any]]:
-        """Every response that was stored then or later, once for each state in which it is met."""
+    def _names(self) -> dict[str, str]:
+        """User id -> name."""
+        return {user["id"]: user["username"] for user in self._rest.ask("GET", "/users")["items"]}
+
+    def _responses_after(self, dataset: str, after: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Records and responses: every response that was stored then or later, once for each state in which it is met."""
         met: set[tuple[str, str]] = set()
         while True:
             page = self._rest.ask("GET", f"/datasets/{dataset}/responses", params={"after": after, "limit": PAGE})["items"]
             new = [item for item in page if (item["response"]["id"], item["response"]["updated_at"]) not in met]
             met |= {(item["response"]["id"], item["response"]["updated_at"]) for item in new}
-            yield from new
+            yield from ((item["record"], item["response"]) for item in new)
             if len(page) < PAGE:
                 return
             if not new:
@@ -284,15 +288,12 @@ def batches(records: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]
         yield batch
 
 
-def answer_of(record: dict[str, Any], response: dict[str, Any], places: int, names: dict[str, str]) -> Answer:
-    """A stored response. `names`: user id -> name; whoever has been deleted is called by the id."""
+def answer_of(record: dict[str, Any], response: dict[str, Any], places: int, *, annotator: str) -> Answer:
+    """A response as the API writes it. Drafts may lack any value, discards may have none at all."""
     values = {name: value["value"] for name, value in (response["values"] or {}).items()}
-    user = response["user_id"]
-    return Answer(response_id=response["id"], task_id=record["external_id"] or record["id"],
-                  annotator=names.get(user, f"removed-{user}"), status=response["status"],
-                  ranks=ranks_of(values.get(RANKING, []), places),
-                  confidence=values.get(CONFIDENCE), reason=values.get(REASON), comment=values.get(COMMENT),
-                  inserted_at=_utc(response["inserted_at"]), updated_at=_utc(response["updated_at"]))
+    return Answer(response_id=response["id"], task_id=record["external_id"] or record["id"], annotator=annotator, status=response["status"],
+                  ranks=ranks_of(values.get(RANKING, []), places), confidence=values.get(CONFIDENCE), reason=values.get(REASON),
+                  comment=values.get(COMMENT), inserted_at=_utc(response["inserted_at"]), updated_at=_utc(response["updated_at"]))
 
 
 def ranks_of(stored: Sequence[dict[str, Any]], places: int) -> tuple[int, ...]:

@@ -57,6 +57,8 @@ class Rejected(DataError):
 class Reading(Generic[Read]):
     found: tuple[Read, ...]
     rejects: tuple[Reject, ...]
+    repeated: int = 0
+    """Rows that say what an earlier one says, where the reader has dropped them already."""
 
 
 class Asked(NamedTuple):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 DEFAULT_GUIDELINES = Path(__file__).with_name("guidelines.md")
 TemplateName = Literal["chat", "plain", "transcript"]
 CANDIDATE_FILES = (".jsonl", ".ndjson")
+DROP_DUPLICATES = "drop_duplicates"
+"""Repair of rlhf.data: a record given twice is no fault here, only a repetition."""
 PROMPTS_AT_ONCE = 16
 
 
@@ -82,7 +84,7 @@ def push(
     code 0). The questions (confidence, reasons, comment) are fixed by the first push of a project; guidelines and overlap may change.
     """
     from annotation.argilla import ArgillaBackend
-    from annotation.push import Wishes, settle
+    from annotation.push import REJECTS_FILE, Wishes, settle
     from annotation.push import push as send
 
     console = Console(stderr=as_json)
@@ -96,36 +98,34 @@ def push(
     try:
         sampling = None if from_policy is None else Sampling(model=from_policy, responses=responses, temperature=temperature, top_p=top_p,
                                                              max_new_tokens=max_new_tokens, template=template, seed=seed)
-        candidates, rejects = gathered(sources or [], gold or [], sampling, limit, console)
-        pushed = send(settled.project, backend, candidates, rejects, atomic=atomic, console=console)
+        reading = gathered(sources or [], gold or [], sampling, limit, console)
+        pushed = send(settled.project, backend, reading, atomic=atomic, console=console)
     finally:
         backend.close()
     for change in settled.changes:
         console.print(change, markup=False, highlight=False, soft_wrap=True)
-    show(console, pushed, url=connection.url, rejects_file=settled.project.folder / "rejects.jsonl")
+    show(console, pushed, url=connection.url, rejects_file=settled.project.folder / REJECTS_FILE)
     return Outcome({"ok": True, "project": name, "url": connection.url, "guideline": settled.project.guideline.version,
                     "changes": settled.changes, **asdict(pushed)})
 
 
 def gathered(sources: Sequence[str], gold: Sequence[str], sampling: Sampling | None, limit: int | None,
-             console: Console) -> tuple[list[Candidates], list[Reject]]:
+             console: Console) -> Reading[Candidates]:
     """Candidates of all sources, gold items last; and what gave none."""
+    from annotation.candidates import Reading
+
     if not sources and not gold:
         raise ConfigError("nothing to push: name a SOURCE (candidates), or --gold FILE")
-    candidates: list[Candidates] = []
-    rejects: list[Reject] = []
+    readings: list[Reading[Candidates]] = []
     left = limit
     for source in sources:
         reading = read_source(source, limit=left) if sampling is None else sampled(source, sampling, left, console)
-        candidates += reading.found
-        rejects += reading.rejects
-        if left is not None and (left := max(0, left - len(reading.found) - len(reading.rejects))) == 0:
+        readings.append(reading)
+        if left is not None and (left := max(0, left - len(reading.found) - len(reading.rejects) - reading.repeated)) == 0:
             break
-    for source in gold:
-        reading = read_source(source, gold=True)
-        candidates += reading.found
-        rejects += reading.rejects
-    return candidates, rejects
+    readings += [read_source(source, gold=True) for source in gold]
+    return Reading(tuple(found for reading in readings for found in reading.found),
+                   tuple(reject for reading in readings for reject in reading.rejects), sum(reading.repeated for reading in readings))
 
 
 def read_source(source: str, *, gold: bool = False, limit: int | None = None) -> Reading[Candidates]:
@@ -136,9 +136,9 @@ def read_source(source: str, *, gold: bool = False, limit: int | None = None) ->
         return read_candidates(Path(source), gold=gold, limit=limit)
     from rlhf.data.formats import read
 
-    found = read([source], limit=limit)
+    found = read([source], repair=[DROP_DUPLICATES], limit=limit)
     reading = of_records(found.records, gold=gold)
-    return Reading(reading.found, (*as_rejects(found.rejects), *reading.rejects))
+    return Reading(reading.found, (*as_rejects(found.rejects), *reading.rejects), found.repaired.get(DROP_DUPLICATES, 0))
 
 
 def read_asked(source: str, *, limit: int | None) -> Reading[Asked]:
@@ -149,7 +149,7 @@ def read_asked(source: str, *, limit: int | None) -> Reading[Asked]:
         return read_prompts(Path(source), limit=limit)
     from rlhf.data.formats import read
 
-    found = read([source], limit=limit)
+    found = read([source], repair=[DROP_DUPLICATES], limit=limit)
     return Reading(tuple(Asked(record.prompt, record.source) for record in found.records), as_rejects(found.rejects))
 
 

@@ -243,7 +243,7 @@ def agreement_text(status: ProjectStatus) -> str:
 def annotators_table(status: ProjectStatus) -> Table:
     from annotation.pull_mark import age_seconds
 
-    table = Table("annotator", "votes", "discards", "drafts", "24 h", "a day", "s a task", "last answer")
+    table = Table("name", "votes", "discards", "drafts", "24 h", "a day", "s a task", "last answer")
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True
     for person in status.annotators:

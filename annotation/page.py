@@ -35,6 +35,8 @@ MOST_IN_PLOTS = 30
 """Annotators: those with flags first, then those with the most tasks. The tables hold all."""
 MOST_WITH_FIGURES = 14
 """Annotators up to which the cells of the agreement matrix hold their figures."""
+FEWEST_SHARED = 10
+"""Pairs that two annotators must both have judged to have a cell in the matrix."""
 LONGEST_NAME = 22
 """Characters in plots."""
 
@@ -101,8 +103,9 @@ def dot_plot(title: str, names: Sequence[str], figures: Sequence[Dots], *, line_
     """A row a name, a mark with its interval for each figure; percent of a share, or the number itself."""
     figure, axes = new_figure(4.8, 0.9 + 0.3 * max(2, len(names)))
     scale = 100.0 if percent else 1.0
-    for number, dots in enumerate(figures):
-        offset = 0.24 * (number - (len(figures) - 1) / 2)
+    known = [dots for dots in figures if any(dots.estimates)]
+    for number, dots in enumerate(known):
+        offset = 0.24 * (number - (len(known) - 1) / 2)
         for row, estimate in enumerate(dots.estimates):
             if estimate is not None:
                 value, low, high = (scale * number for number in (estimate.value, estimate.low, estimate.high))
@@ -117,9 +120,9 @@ def dot_plot(title: str, names: Sequence[str], figures: Sequence[Dots], *, line_
     axes.set_yticks(range(len(names)), [short(name) for name in names])
     axes.xaxis.set_major_formatter("{x:.0f} %" if percent else "{x:g}")
     axes.set_title(title, fontsize=10, color=INK, loc="left")
-    if len(figures) > 1:
+    if len(known) > 1 or known != list(figures):
         axes.legend(fontsize=7.5, frameon=False, labelcolor=INK, loc="upper center", bbox_to_anchor=(0.5, -0.12 * 8 / (len(names) + 6)),
-                    ncols=len(figures))
+                    ncols=len(known))
     return Plot(title, data_uri(figure))
 
 
@@ -186,9 +189,9 @@ def seconds_plot(annotators: Sequence[Annotator]) -> Plot:
 
 
 def matrix_plot(report: AgreementReport, annotators: Sequence[Annotator]) -> Plot | None:
-    """How often any two annotators chose the same, as colours; cells of two who share no pair stay empty."""
+    """How often any two annotators chose the same, as colours; empty where they share too little to tell."""
     place = {one.name: number for number, one in enumerate(annotators)}
-    known = [work for work in report.shared_work if work.first in place and work.second in place]
+    known = [work for work in report.shared_work if work.first in place and work.second in place and work.pairs >= FEWEST_SHARED]
     if not known:
         return None
     size = len(annotators)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from annotation.append_only import only_writer
 from annotation.backend import Backend, Sheet, now
-from annotation.candidates import Reject, count_reasons, write_rejects
+from annotation.candidates import Reading, Reject, count_reasons, write_rejects
 from annotation.home import Home
 from annotation.project import Project, add_to_ledger, load_project, load_tasks, next_guideline, save_project, take_back
 from annotation.tasks import Candidates, Task, make_task
@@ -172,20 +172,19 @@ class Pushed:
     """The new and present ones by data set."""
 
 
-def push(project: Project, backend: Backend, candidates: Sequence[Candidates], rejects: Sequence[Reject] = (), *, atomic: bool = False,
+def push(project: Project, backend: Backend, reading: Reading[Candidates], *, atomic: bool = False,
          console: Console | None = None) -> Pushed:
     """Send the tasks that are missing, and write down what was not used in PROJECT/rejects.jsonl.
 
-    rejects   lines that gave no candidates, so that all are reported in one place
-    atomic    all or nothing: a reject, or a task that the server refuses, raises DataError, and what this call added is taken back
+    atomic: all or nothing. A reject, or a task that the server refuses, raises DataError, and what this call added is taken back.
 
     Raises DataError where nothing can be used, BackendError where the server cannot be used, StorageError where another process pushes.
     """
     project.folder.mkdir(parents=True, exist_ok=True)
     with only_writer(project.folder):
         ledger = load_tasks(project)
-        planned = plan(candidates, ledger, seed=project.seed)
-        unused = [*rejects, *planned.rejects]
+        planned = plan(reading.found, ledger, seed=project.seed)
+        unused = [*reading.rejects, *planned.rejects]
         if not planned.tasks or (atomic and unused):
             raise _nothing_pushed(project, unused)
         project = project.with_places(len(task.responses) for task in planned.tasks.values())
@@ -206,7 +205,7 @@ def push(project: Project, backend: Backend, candidates: Sequence[Candidates], r
         unused += sending.rejects()
         _note(project, unused)
         accepted = [task for task in planned.tasks.values() if task.id not in sending.refused]
-        return Pushed(new=len(sending.new), present=sending.present, repeated=planned.repeated, rejects=tuple(unused),
+        return Pushed(new=len(sending.new), present=sending.present, repeated=planned.repeated + reading.repeated, rejects=tuple(unused),
                       gold=sum(bool(task.gold) for task in accepted),
                       by_sheet=dict(sorted(Counter(project.sheet(len(task.responses)).name for task in accepted).items())))
 

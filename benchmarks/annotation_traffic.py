@@ -38,8 +38,8 @@ class Traffic:
 
     def described(self) -> dict[str, object]:
         return {"acknowledged": len(self.stored), "failures": dict(self.failures),
-                **{kind: {"requests": len(times)} | {f"p{percent}_s": round(self.percentile(kind, percent / 100), 4) for percent in (50, 95, 99)}
-                   for kind, times in self.seconds.items() if times}}
+                **{kind: {"requests": len(times)} | {f"p{percent}_s": round(self.percentile(kind, percent / 100), 4)
+                                                     for percent in (50, 95, 99)} for kind, times in self.seconds.items() if times}}
 
 
 class Annotator:

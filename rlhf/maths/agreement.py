@@ -157,9 +157,8 @@ def _weights(clusters: int, resamples: int, generator: torch.Generator) -> Itera
     """How often each cluster is in each resample, [block, clusters] at a time."""
     block = max(1, DRAWS_AT_A_TIME // clusters)
     for start in range(0, resamples, block):
-        rows = min(block, resamples - start)
-        drawn = torch.randint(clusters, (rows, clusters), generator=generator) + clusters * torch.arange(rows)[:, None]
-        yield torch.bincount(drawn.flatten(), minlength=rows * clusters).view(rows, clusters).double()
+        drawn = torch.randint(clusters, (min(block, resamples - start), clusters), generator=generator, dtype=torch.int32)
+        yield torch.stack([torch.bincount(row, minlength=clusters) for row in drawn]).double()
 
 
 def _percentiles(mean: float, drawn: Tensor, coverage: float) -> Interval:

@@ -358,6 +358,19 @@ def test_more_answers_than_a_page_holds_come_back_complete(on_server: OnServer) 
     assert {answer.task_id: answer.ranks for answer in answers} == expected
 
 
+def test_a_server_without_our_extension_is_read_whole_or_not_at_all(on_server: OnServer) -> None:
+    """Upstream lists no responses by time; an idle data set is not read again."""
+    one, two = task(1), task(2)
+    sheet = filled(on_server, [one, two])
+    on_server.respond(sheet, one.id, "ann1", ranks=(1, 2))
+    on_server.respond(sheet, two.id, "ann1", ranks=(2, 1))
+    elsewhere = ArgillaBackend(replace(on_server.server.connection, embedded=False))
+    times = sorted(answer.updated_at for answer in elsewhere.answers(sheet))
+    assert len(list(elsewhere.answers(sheet, after=times[1]))) == 2
+    assert list(elsewhere.answers(sheet, after="2999-01-01T00:00:00.000000Z")) == []
+    elsewhere.close()
+
+
 def test_an_answer_reads_the_same_from_either_backend(on_server: OnServer) -> None:
     """The two differ in ids and times and in nothing else."""
     one = task(1, 4)

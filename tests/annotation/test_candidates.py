@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotation.candidates import Rejected, candidates_of, of_records, read_candidates, read_prompts
@@ -121,6 +121,7 @@ json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.text()
                            lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["prompt", "responses", "models", "gold", "ranks"]), json_values), st.booleans())
 def test_any_row_is_candidates_or_named(row: dict[str, object], gold: bool) -> None:
     try:

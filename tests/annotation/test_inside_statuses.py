@@ -110,3 +110,20 @@ def test_what_a_crash_left_undone_is_done_at_the_next_start(server_python: Path,
     database.close()
     assert not any("0" * 32 in name for name in tables)
     assert f"prefloop_words_{unpublished}" in tables
+
+
+def test_who_leaves_the_workspace_is_refused_at_once(team: Team) -> None:
+    """Memberships are remembered within a request, not longer."""
+    dataset, (record,) = team.dataset("statuses-left", 1, min_submitted=2)
+    leaver = team.annotators[2]
+    me = ask(leaver, "GET", "/me")["id"]
+    workspace = ask(leaver, "GET", "/me/workspaces")["items"][0]["id"]
+    assert search(leaver, dataset, mine=True)[1] == 1
+    ask(team.owner, "DELETE", f"/workspaces/{workspace}/users/{me}")
+    try:
+        answers = [leaver.post(f"/records/{record}/responses", json={"status": "submitted", "values": server_api.ranking(1, 2)}),
+                   leaver.post(f"/me/datasets/{dataset}/records/search", json={})]
+    finally:
+        ask(team.owner, "POST", f"/workspaces/{workspace}/users", json={"user_id": me})
+    assert [answer.status_code for answer in answers] == [403, 403]
+    respond(leaver, record, "submitted")

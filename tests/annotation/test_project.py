@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotation.append_only import append_entries, only_writer, read_entries
@@ -113,6 +113,7 @@ def test_later_lines_tell_more_or_take_back(project: Project) -> None:
     assert set(load_tasks(project)) == {task(1).id, task(2).id}
 
 
+@settings(deadline=None)
 @given(st.integers(min_value=0))
 def test_a_kill_at_any_byte_loses_nothing_that_was_acknowledged(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
     """Whatever part of the last line reached the disk: what was there stays, and appending mends the file."""

@@ -15,7 +15,7 @@ from annotation.backend import now
 from annotation.memory import MemoryBackend
 from annotation.project import Project, save_project, take_back
 from annotation.pull import pull
-from annotation.pull_mark import load_mark, save_mark
+from annotation.pull_mark import earlier, load_mark, save_mark
 from annotation.tasks import Task
 from annotation.verdicts import Verdict, VerdictLog
 from rlhf.errors import BackendError, StorageError
@@ -74,10 +74,11 @@ def test_drafts_and_discards_are_no_votes(project: Project, backend: MemoryBacke
 
 def test_each_change_is_a_line_and_the_last_one_stands(project: Project, backend: MemoryBackend) -> None:
     task, sheet = TASKS[0], sheet_of(project, TASKS[0])
-    for status, ranks in (("submitted", (1, 2)), ("submitted", (2, 1)), ("draft", (2, 1)), ("submitted", (1, 1)), ("discarded", ())):
+    for status, ranks in (("submitted", (1, 2)), ("submitted", (2, 1)), ("draft", (2, 1)), ("submitted", (1, 1)), ("discarded", ()),
+                          ("draft", (2, 1)), ("discarded", ())):
         backend.respond(sheet, task.id, "ann", status, ranks)    # type: ignore[arg-type]
         pull(project, backend, None)
-    assert kinds(project) == ["submitted", "submitted", "withdrawn", "submitted", "discarded"]
+    assert kinds(project) == ["submitted", "submitted", "withdrawn", "submitted", "discarded", "withdrawn", "discarded"]
     assert [verdict.kind for verdict in log_of(project).current()] == ["discarded"]
     assert len({verdict.response_id for verdict in log_of(project).read()}) == 1
 
@@ -114,6 +115,18 @@ def test_a_quiet_project_is_not_read_again(project: Project, backend: MemoryBack
     save_mark(project, replace(mark, sheets=later))
     report = pull(project, backend, None)
     assert (report.counts()["read"], report.sheets[0].whole) == (0, False)
+
+
+@pytest.mark.parametrize("seconds", [1, 100])
+def test_a_response_that_was_stored_later_than_its_time_says_is_found(project: Project, backend: MemoryBackend, seconds: int) -> None:
+    """The server gives the time when it begins; another response may be stored, and read, before this one is."""
+    submit(backend, project, TASKS[0], "quick", (1, 2))
+    late = backend.respond(sheet_of(project, TASKS[0]), TASKS[0].id, "late", "submitted", (2, 1))
+    answers = backend._stored[sheet_of(project, TASKS[0]).name].answers
+    del answers[TASKS[0].id, "late"]
+    pull(project, backend, None)
+    answers[TASKS[0].id, "late"] = replace(late, updated_at=earlier(late.updated_at, seconds))
+    assert pull(project, backend, None).counts()["new"] == 1
 
 
 # Deletions

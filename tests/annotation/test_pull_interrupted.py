@@ -108,6 +108,8 @@ def test_whatever_happens_the_log_ends_with_what_the_server_has(tmp_path_factory
     story.pull()
     log = VerdictLog(story.project.verdicts_file)
     assert votes_in(log) == votes_on(story.backend, story.project, TASKS)
+    assert {verdict.about for verdict in log.current() if verdict.kind == "discarded"} == {
+        (answer.task_id, answer.annotator) for answer in story.answers() if answer.status == "discarded"}
     history = log.read()
     assert {(verdict.response_id, verdict.at) for verdict in history if verdict.kind == "submitted"} >= story.seen
     assert len({verdict.content_id for verdict in history}) == len(history)

@@ -7,15 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotation.backend import Added, Sheet
-from annotation.candidates import Reject
+from annotation.candidates import Reading, Reject
 from annotation.home import Home
 from annotation.memory import MemoryBackend
 from annotation.project import Project, load_project, load_tasks
-from annotation.push import Wishes, mixed, plan, push, settle
+from annotation.push import Pushed, Wishes, mixed, plan, settle
+from annotation.push import push as push_reading
 from annotation.tasks import Candidates, ShownTask, make_task
 from rlhf.errors import BackendError, ConfigError, DataError
 from rlhf.records import Message, Prompt
@@ -31,6 +32,11 @@ def candidate(number: int, places: int = 2, *, models: tuple[str, ...] = (), gol
 
 def new_project(home: Path, **wishes: object) -> Project:
     return settle(Home(home), "week-48", Wishes(**wishes), workspace="preferences", guidelines="Be fair.").project  # type: ignore[arg-type]
+
+
+def push(project: Project, backend: MemoryBackend, candidates: Sequence[Candidates], rejects: Sequence[Reject] = (), *,
+         atomic: bool = False) -> Pushed:
+    return push_reading(project, backend, Reading(tuple(candidates), tuple(rejects)), atomic=atomic)
 
 
 def held(backend: MemoryBackend, project: Project) -> list[str]:
@@ -75,6 +81,7 @@ def test_the_same_task_twice_in_one_file_is_one(tmp_path: Path) -> None:
     assert len(load_tasks(project)) == 2
 
 
+@settings(deadline=None)
 @given(after=st.integers(0, 11), unnoticed=st.integers(0, 3), atomic=st.booleans())
 def test_an_interrupted_push_is_continued(tmp_path_factory: pytest.TempPathFactory, after: int, unnoticed: int, atomic: bool) -> None:
     home = tmp_path_factory.mktemp("home")

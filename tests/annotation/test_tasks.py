@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from annotation.tasks import Candidates, make_task, shuffled
@@ -27,6 +27,7 @@ def test_ids_are_promises_to_servers_that_hold_them() -> None:
     assert make_task(candidates("Paris", "Lyon", "Nice"), seed=0).order == (1, 0, 2)
 
 
+@settings(deadline=None)
 @given(texts, st.randoms(use_true_random=False))
 def test_the_order_in_a_file_leaves_no_trace(responses: list[str], rng: object) -> None:
     mixed = sorted(responses, key=lambda _: rng.random())  # type: ignore[attr-defined]
@@ -34,6 +35,7 @@ def test_the_order_in_a_file_leaves_no_trace(responses: list[str], rng: object) 
     assert one.shown() == other.shown()
 
 
+@settings(deadline=None)
 @given(texts, st.data())
 def test_ranks_find_back_to_the_responses_they_were_given_to(responses: list[str], data: st.DataObject) -> None:
     task = make_task(candidates(*responses), seed=0)

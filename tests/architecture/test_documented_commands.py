@@ -10,15 +10,31 @@ from typing import NamedTuple
 import pytest
 import typer.main
 
-from rlhf.cli import app, split_arguments
+import annotation.cli
+import rlhf.cli
+from rlhf.cli import split_arguments
 from rlhf.data.detect import NAMES
 from rlhf.recipe import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md",
          *sorted(path for folder in ("docs", "recipes", "benchmarks", "configs") for path in (ROOT / folder).rglob("*.md"))]
-GROUP = typer.main.get_command(app)
-assert isinstance(GROUP, typer.core.TyperGroup)
+
+
+def commands_of(app: typer.Typer) -> dict[str, typer.core.TyperCommand]:
+    """By their words: `run`, `users add`."""
+    found = {}
+    groups = [("", typer.main.get_command(app))]
+    while groups:
+        words, command = groups.pop()
+        if isinstance(command, typer.core.TyperGroup):
+            groups += [(f"{words} {name}".strip(), inner) for name, inner in command.commands.items()]
+        else:
+            found[words] = command
+    return found
+
+
+PROGRAMS = {"rlhf": commands_of(rlhf.cli.app), "annotation": commands_of(annotation.cli.app)}
 
 
 class Command(NamedTuple):
@@ -34,7 +50,7 @@ def commands() -> list[Command]:
     """Lines of shell blocks, continued ones joined."""
     return [Command(str(page.relative_to(ROOT)), line) for page in PAGES
             for block in blocks(page.read_text(encoding="utf-8"), "bash", "sh", "shell", "text")
-            for line in block.replace("\\\n", " ").splitlines() if re.match(r"(?:make|rlhf|python|\. |\.venv)\b", line)]
+            for line in block.replace("\\\n", " ").splitlines() if re.match(r"(?:make|rlhf|annotation|python|\. |\.venv)\b", line)]
 
 
 def words_of(line: str) -> list[str]:
@@ -45,37 +61,41 @@ def words_of(line: str) -> list[str]:
 
 
 def parse(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parses `rlhf` with these words as far as it goes without running anything."""
-    name, *rest = words
-    arguments = GROUP.commands[name].make_context(name, list(rest)).params
-    if name in ("run", "sft", "dpo", "evaluate"):
+    """Parses a command line as far as it goes without running anything."""
+    program, *rest = words
+    taken = 2 if " ".join(rest[:2]) in PROGRAMS[program] else 1
+    name = " ".join(rest[:taken])
+    arguments = PROGRAMS[program][name].make_context(name, rest[taken:]).params
+    if program == "rlhf" and name in ("run", "sft", "dpo", "evaluate"):
         monkeypatch.chdir(ROOT)
         source, overrides = split_arguments(arguments["arguments"])
         load_recipe(source, overrides, stage=None if name == "run" else name)
 
 
-RLHF = [command for command in commands() if command.line.startswith("rlhf ")]
+OURS = [command for command in commands() if command.line.startswith(("rlhf ", "annotation "))]
 
 
 def test_there_are_commands_in_the_readme_and_in_each_recipe() -> None:
-    assert len([command for command in RLHF if command.page == "README.md"]) >= 3
+    assert len([command for command in OURS if command.page == "README.md"]) >= 3
     for recipe in (ROOT / "recipes").glob("*/recipe.yaml"):
         page = f"recipes/{recipe.parent.name}/README.md"
         assert any(command.page == page and f"{recipe.relative_to(ROOT)}" in command.line for command in commands()), page
 
 
-@pytest.mark.parametrize("command", RLHF, ids=lambda command: f"{command.page}: {command.line[:50]}")
+@pytest.mark.parametrize("command", OURS, ids=lambda command: f"{command.page}: {command.line[:50]}")
 def test_a_command_of_a_page_parses(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = words_of(command.line)[1:]
+    words = words_of(command.line)
     assert set(words) & {"&", ";", "|", "&&", "(", ")", "<", ">"} == set(), "quote what the shell would act upon"
     parse(words, monkeypatch)
 
 
 @pytest.mark.parametrize(("words", "error"), [
-    (["run", "recipes/quickstart/recipe.yaml", "dpo.betta=1"], "did you mean beta"),
-    (["run", "recipes/absent.yaml"], "no such file"),
-    (["report", "runs/a", "--outptu", "x"], "--outptu"),
-    (["nosuch"], "nosuch")])
+    (["rlhf", "run", "recipes/quickstart/recipe.yaml", "dpo.betta=1"], "did you mean beta"),
+    (["rlhf", "run", "recipes/absent.yaml"], "no such file"),
+    (["rlhf", "report", "runs/a", "--outptu", "x"], "--outptu"),
+    (["annotation", "users", "add"], "names"),
+    (["annotation", "export", "week-1", "out", "--polcy", "all"], "--polcy"),
+    (["rlhf", "nosuch"], "nosuch")])
 def test_the_check_itself_finds(words: list[str], error: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match=error):
         parse(words, monkeypatch)
@@ -86,8 +106,8 @@ def test_the_check_itself_finds(words: list[str], error: str, monkeypatch: pytes
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_named_commands_targets_scripts_and_links_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    named = set(re.findall(r"`rlhf (\w+)", text))
-    assert named <= set(GROUP.commands)
+    for program, known in PROGRAMS.items():
+        assert set(re.findall(rf"`{program} ([a-z]\w*)", text)) <= {name.split()[0] for name in known}
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert set(re.findall(r"(?:`|^)make ([a-z]+)", text, re.MULTILINE)) <= targets
     modules = [name.replace(".", "/") + ".py" for name in re.findall(r"python -m (benchmarks\.\w+)", text)]
@@ -98,7 +118,9 @@ def test_named_commands_targets_scripts_and_links_exist(page: Path) -> None:
 
 
 def test_the_readme_names_every_command() -> None:
-    assert set(re.findall(r"`rlhf (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"))) == set(GROUP.commands)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for program, known in PROGRAMS.items():
+        assert set(re.findall(rf"`{program} (\w+)", text)) == {name.split()[0] for name in known}
 
 
 def test_the_recipe_of_the_readme_is_right(tmp_path: Path) -> None:

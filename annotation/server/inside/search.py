@@ -6,6 +6,7 @@ copy to keep in step, and most of upstream's calls about changes have nothing to
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -27,17 +28,18 @@ from argilla_server.search_engine.base import (
     TermsMetrics,
     TextQuery,
 )
-from sqlalchemy import ColumnElement, false, func, literal, select, true
+from sqlalchemy import ColumnElement, false, func, literal, select, text, true
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from .record_status import settle
-from .search_dialect import Dialect, text_fields
+from .search_dialect import INDEXES, Dialect, text_fields
 from .search_filters import Filters
 from .search_postgresql import Postgresql
 from .search_query import parse
 from .search_sqlite import Sqlite
 from .surroundings import SEARCH_ENGINE
 
+LOG = logging.getLogger("uvicorn.error")
 DIALECTS: dict[str, type[Dialect]] = {"sqlite": Sqlite, "postgresql": Postgresql}
 MOST_TERMS = 2**14
 """In the metrics of a metadata property, as upstream's."""
@@ -53,8 +55,12 @@ async def bootstrap() -> None:
     """Before the server answers: tables, and what a crash left undone between upstream's commit and what follows from it."""
     async with AsyncSessionLocal() as db:
         await dialect().prepare(db)
+        for statement in INDEXES:
+            await db.execute(text(statement))
         await db.commit()
-        await heal(db)
+        indexed, settled = await heal(db)
+        if indexed or settled:
+            LOG.warning("a crash had left %d records without their words and %d with a wrong status; they are right now", indexed, settled)
         await dialect().analyse(db)
         await db.commit()
 
@@ -63,9 +69,11 @@ async def heal(db: AsyncSession) -> tuple[int, int]:
     """Index the records that are not, and give every record the status that follows from its responses. How many of each."""
     for dataset_id in (await db.scalars(select(Dataset.id).where(Dataset.status == "ready"))).all():
         await dialect().add_dataset(db, dataset_id)
-    unwritten = await dialect().unwritten(db)
-    for dataset_id, pairs in groupby(unwritten, key=lambda pair: pair[0]):
-        ids = [record_id for _, record_id in pairs]
+    indexed = dialect().indexed
+    missing = (await db.execute(select(Record.dataset_id, Record.id).join(Dataset).outerjoin(indexed.table, indexed == Record.id)
+                                .where(Dataset.status == "ready", indexed.is_(None)).order_by(Record.dataset_id))).all()
+    for dataset_id, rows in groupby(missing, key=lambda row: row.dataset_id):
+        ids = [row.id for row in rows]
         for start in range(0, len(ids), AT_ONCE):
             records = (await db.scalars(select(Record).where(Record.id.in_(ids[start:start + AT_ONCE])))).all()
             await dialect().write(db, dataset_id, records)
@@ -73,7 +81,7 @@ async def heal(db: AsyncSession) -> tuple[int, int]:
             db.expunge_all()
     settled = await settle(db)
     await db.commit()
-    return len(unwritten), settled
+    return len(missing), settled
 
 
 @SearchEngine.register(SEARCH_ENGINE)
@@ -149,13 +157,16 @@ class SqlSearchEngine(SearchEngine):    # type: ignore[misc]
             keys = [Filters(self.dialect, dataset.id).sort_key(order) for order in sort or ()]
             if not keys and user_id is not None:
                 keys = [self.dialect.shuffled(user_id)]
-            page = (await db.scalars(select(Record.id).where(*conditions).order_by(*keys, Record.inserted_at, Record.id)
+            counted = literal(0) if query is None else func.count().over()    # words are dear to look up: once for both
+            page = (await db.execute(select(Record.id, counted).where(*conditions).order_by(*keys, Record.inserted_at, Record.id)
                                      .offset(offset).limit(limit))).all()
-            if offset == 0 and len(page) < limit:
+            if query is not None and page:
+                total = page[0][1]
+            elif offset == 0 and len(page) < limit:
                 total = len(page)
             else:
                 total = await db.scalar(select(func.count()).select_from(Record).where(*conditions))
-        return SearchResponses(items=[SearchResponseItem(record_id=record_id) for record_id in page], total=total)
+        return SearchResponses(items=[SearchResponseItem(record_id=row.id) for row in page], total=total)
 
     async def compute_metrics_for(self, metadata_property: MetadataProperty) -> MetadataMetrics:
         elements = self.dialect.elements(Record.metadata_, [metadata_property.name])

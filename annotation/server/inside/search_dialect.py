@@ -12,12 +12,19 @@ from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from argilla_server.models import Field, Record
-from sqlalchemy import ColumnElement, FromClause, select
+from sqlalchemy import Column, ColumnElement, FromClause, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from .search_query import Query
 from .search_words import words_of
 
+INDEXES = (
+    "CREATE INDEX IF NOT EXISTS prefloop_records_queue ON records (dataset_id, status, id, inserted_at)",
+    "CREATE INDEX IF NOT EXISTS prefloop_records_order ON records (dataset_id, inserted_at, id)",
+    "CREATE INDEX IF NOT EXISTS prefloop_responses_user ON responses (user_id, record_id, status)",
+    "CREATE INDEX IF NOT EXISTS prefloop_responses_time ON responses (updated_at, id)",
+)
+"""On upstream's own tables, for the queues of annotators and for what is new: upstream indexes one column at a time."""
 Fields: TypeAlias = Mapping[int, Field]
 """Fields by their number within the data set."""
 
@@ -37,8 +44,11 @@ class Elements:
 
 
 class Dialect(Protocol):
+    indexed: Column[UUID]
+    """Ids of the records whose words are in the text index."""
+
     async def prepare(self, db: AsyncSession) -> None:
-        """Make the tables and indexes that are missing."""
+        """Make the tables that are missing, and drop what belongs to data sets that are gone."""
 
     async def analyse(self, db: AsyncSession) -> None:
         """Let the database look at how its values are spread, where it does not by itself."""
@@ -51,9 +61,6 @@ class Dialect(Protocol):
 
     async def write(self, db: AsyncSession, dataset_id: UUID, records: Sequence[Record]) -> None:
         """The words of these records in place of what was there."""
-
-    async def unwritten(self, db: AsyncSession) -> Sequence[tuple[UUID, UUID]]:
-        """(data set, record) of published data sets whose records are not in the text index."""
 
     def contains(self, dataset_id: UUID, fields: Fields, query: Query) -> ColumnElement[bool]:
         """Whether a record of the data set matches the query in these of its fields."""

@@ -115,7 +115,7 @@ class Filters:
         """Whether the value, or an element of the list that it is, is among the terms or within the range."""
         elements = self.dialect.elements(column, path)
         if isinstance(filter, TermsFilter):
-            wanted = or_(elements.text.in_(filter.values), elements.number.in_(numbers_among(filter.values)))
+            wanted = or_(elements.text.in_(filter.values), elements.number.in_(possible(filter.values, float)))    # 3 and 3.0 are one
         else:
             wanted = between(elements.number, filter, parse=float)
         return exists(select(1).select_from(elements.rows).where(elements.present, wanted))
@@ -149,16 +149,9 @@ def response_status(scope: ResponseFilterScope, filter: TermsFilter | RangeFilte
 
 
 def compare(compared: Property, filter: TermsFilter | RangeFilter) -> ColumnElement[bool]:
-    """A term that the column cannot have is no error: it is found nowhere."""
     if isinstance(filter, RangeFilter):
         return between(compared.column, filter, parse=compared.parse)
-    terms = []
-    for value in filter.values:
-        try:
-            terms.append(compared.parse(value))
-        except ValueError:
-            continue
-    return compared.column.in_(terms)
+    return compared.column.in_(possible(filter.values, compared.parse))
 
 
 def between(column: ColumnElement[Any], filter: RangeFilter, *, parse: Callable[[Any], object]) -> ColumnElement[bool]:
@@ -170,12 +163,12 @@ def between(column: ColumnElement[Any], filter: RangeFilter, *, parse: Callable[
         raise QueryError(f"a bound of the range {filter.ge!r} to {filter.le!r} cannot be compared here: {error}") from error
 
 
-def numbers_among(values: Sequence[str]) -> list[float]:
-    """Terms come as text: 3 and 3.0 are both found as 3."""
-    numbers = []
-    for value in values:
+def possible(values: Sequence[str], parse: Callable[[Any], object]) -> list[object]:
+    """Terms come as text. One that the column cannot have is no error: it is found nowhere."""
+    def parsed(value: str) -> list[object]:
         try:
-            numbers.append(float(value))
+            return [parse(value)]
         except ValueError:
-            continue
-    return numbers
+            return []
+
+    return [term for value in values for term in parsed(value)]

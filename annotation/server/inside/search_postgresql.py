@@ -31,7 +31,6 @@ from sqlalchemy import (
     insert,
     literal_column,
     select,
-    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB, TSQUERY, TSVECTOR
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -46,11 +45,6 @@ WORDS = Table(
     Column("words", TSVECTOR, nullable=False),
 )
 Index("prefloop_words_index", WORDS.c.words, postgresql_using="gin")
-INDEXES = (
-    "CREATE INDEX IF NOT EXISTS prefloop_records_queue ON records (dataset_id, status, id)",
-    "CREATE INDEX IF NOT EXISTS prefloop_records_order ON records (dataset_id, inserted_at, id)",
-    "CREATE INDEX IF NOT EXISTS prefloop_responses_user ON responses (user_id, record_id, status)",
-)
 MOST_BYTES = 1_000_000
 """Of a tsvector, which may have 1 MiB: a longer record is found by its first words."""
 MOST_POSITIONS = 256
@@ -60,11 +54,11 @@ MOST_POSITIONS = 256
 class Postgresql:
     """See `Dialect`."""
 
+    indexed = WORDS.c.record_id
+
     async def prepare(self, db: AsyncSession) -> None:
         connection = await db.connection()
         await connection.run_sync(WORDS.metadata.create_all)
-        for statement in INDEXES:
-            await db.execute(text(statement))
         await db.execute(delete(WORDS).where(WORDS.c.dataset_id.not_in(select(Dataset.id))))
 
     async def analyse(self, db: AsyncSession) -> None:
@@ -83,12 +77,6 @@ class Postgresql:
         await db.execute(statement, [{"record_id": record.id, "dataset_id": dataset_id, "vector": vector_of(record, fields)}
                                      for record in records])
 
-    async def unwritten(self, db: AsyncSession) -> Sequence[tuple[UUID, UUID]]:
-        missing = await db.execute(select(Record.dataset_id, Record.id).join(Dataset)
-                                   .outerjoin(WORDS, WORDS.c.record_id == Record.id)
-                                   .where(Dataset.status == "ready", WORDS.c.record_id.is_(None)).order_by(Record.dataset_id))
-        return [(row.dataset_id, row.id) for row in missing]
-
     def contains(self, dataset_id: UUID, fields: Fields, query: Query) -> ColumnElement[bool]:
         found = WORDS.c.words.bool_op("@@")(cast(cast(tsquery(query, list(fields)), Text), TSQUERY))
         return Record.id.in_(select(WORDS.c.record_id).where(WORDS.c.dataset_id == dataset_id, found))
@@ -98,8 +86,8 @@ class Postgresql:
         items = case((func.jsonb_typeof(node) == "array", node), else_=func.jsonb_build_array(node))
         each = func.jsonb_array_elements(items).table_valued(Column("value", JSONB), name="element")
         kind = func.jsonb_typeof(each.c.value)
-        written = literal_column("element.value #>> '{}'", Text)
-        return Elements(rows=each, present=kind != "null", text=written, number=case((kind == "number", cast(written, Float))),
+        letters = literal_column("element.value #>> '{}'", Text)
+        return Elements(rows=each, present=kind != "null", text=letters, number=case((kind == "number", cast(letters, Float))),
                         value=each.c.value)
 
     def shuffled(self, user_id: UUID) -> ColumnElement[Any]:

@@ -47,11 +47,6 @@ DOCUMENTS = Table(
     Column("record_id", Uuid, ForeignKey(Record.id, ondelete="CASCADE"), nullable=False, unique=True),
     sqlite_autoincrement=True,    # a number is never used twice
 )
-INDEXES = (
-    "CREATE INDEX IF NOT EXISTS prefloop_records_queue ON records (dataset_id, status, id, inserted_at)",
-    "CREATE INDEX IF NOT EXISTS prefloop_records_order ON records (dataset_id, inserted_at, id)",
-    "CREATE INDEX IF NOT EXISTS prefloop_responses_user ON responses (user_id, record_id, status)",
-)
 PREFIX = "prefloop_words_"
 PRIME = 2**31 - 1
 
@@ -63,11 +58,11 @@ def table_of(dataset_id: UUID) -> str:
 class Sqlite:
     """See `Dialect`."""
 
+    indexed = DOCUMENTS.c.record_id
+
     async def prepare(self, db: AsyncSession) -> None:
         connection = await db.connection()
         await connection.run_sync(DOCUMENTS.metadata.create_all)
-        for statement in INDEXES:
-            await db.execute(text(statement))
         datasets = {dataset_id.hex for dataset_id in await db.scalars(select(Dataset.id))}
         tables = await db.scalars(text("SELECT name FROM sqlite_master WHERE name GLOB :name").bindparams(name=PREFIX + "?" * 32))
         for name in tables.all():
@@ -98,12 +93,6 @@ class Sqlite:
         rows = [{"rowid": numbers[record.id]} | {f"f{number}": " ".join(field_words(field, record)) for number, field in fields.items()}
                 for record in records]
         await db.execute(text(f"INSERT INTO {table_of(dataset_id)} ({', '.join(columns)}) VALUES (:{', :'.join(columns)})"), rows)
-
-    async def unwritten(self, db: AsyncSession) -> Sequence[tuple[UUID, UUID]]:
-        missing = await db.execute(select(Record.dataset_id, Record.id).join(Dataset)
-                                   .outerjoin(DOCUMENTS, DOCUMENTS.c.record_id == Record.id)
-                                   .where(Dataset.status == "ready", DOCUMENTS.c.number.is_(None)).order_by(Record.dataset_id))
-        return [(row.dataset_id, row.id) for row in missing]
 
     def contains(self, dataset_id: UUID, fields: Fields, query: Query) -> ColumnElement[bool]:
         if isinstance(query, Not):
