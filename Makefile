@@ -12,7 +12,7 @@ quickstart: .venv/.installed .venv/.installed-server
 
 # One thread a worker: WORKERS processes share the cores. The last lines say what was skipped and why.
 test: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -q -n $(WORKERS) --dist worksteal --session-timeout=900
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -q -n $(WORKERS) --dist worksteal --session-timeout=2400
 
 # What CI runs: style, types, and the rules about the tree.
 check: .venv/.installed-dev

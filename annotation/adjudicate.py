@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Literal, NamedTuple
 
-from annotation.votes import CHOICES, Choice, PairVote, choice_of
+from annotation.votes import CHOICES, Choice, PairKey, PairVote, choice_of
 
 Kind = Literal["ranking", "tie", "too_few_votes", "undecided", "contradiction", "unplaced"]
 """ranking, tie: judged. too_few_votes: fewer than asked for. undecided: no pair is decided strictly, and not all are ties. contradiction:
 the decided pairs fit no order (A > B > C > A; or A = B, B = C, but A > C). unplaced: they leave a response without a place."""
 Pair = tuple[int, int]
 """Indices into a task's responses, the smaller one first."""
-PairKey = tuple[str, int, int]
-"""Task and pair: `PairVote.pair`."""
 
 
 class Tally(NamedTuple):

@@ -16,8 +16,8 @@ from rich.console import Console
 from annotation.annotator_quality import Annotator, ConfidenceLevel, Estimate, annotators_of, confidence_levels, estimate_of
 from annotation.tasks import Task
 from annotation.verdicts import Verdict
-from annotation.vote_table import PairKey, VoteTable, fit_truth, vote_table
-from annotation.votes import PairVote, pair_votes
+from annotation.vote_table import VoteTable, fit_truth, vote_table
+from annotation.votes import PairKey, PairVote, pair_votes
 from rlhf.errors import DataError
 from rlhf.maths.agreement import reliability, sums_by
 from rlhf.progress import Bar, progress

@@ -50,7 +50,6 @@ def append_entries(path: Path, entries: Iterable[Mapping[str, Any]]) -> int:
 
     Raises StorageError where the disk is full, and leaves the file as it was then.
     """
-    new = not path.exists()
     text = "".join(json.dumps(entry, ensure_ascii=True, allow_nan=False, separators=(",", ":")) + "\n" for entry in entries)
     try:
         with path.open("ab") as file:
@@ -64,7 +63,7 @@ def append_entries(path: Path, entries: Iterable[Mapping[str, Any]]) -> int:
             except OSError:
                 file.truncate(whole)
                 raise
-        if new:
+        if not whole:       # the first lines: whoever locks the file has perhaps made it just now, and its name is not on the disk yet
             sync_to_disk(path.parent)
     except OSError as error:
         raise StorageError(f"{path} could not be added to ({error.strerror}); what it held before is intact. Free some space or make the "

@@ -66,7 +66,7 @@ def push(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="of --from-policy")] = 512,
     template: Annotated[TemplateName, typer.Option(help="of --from-policy: how conversations become text")] = "chat",
     seed: Annotated[int, typer.Option(help="of --from-policy")] = 0,
-    guidelines: Annotated[Path | None, typer.Option(metavar="FILE.md", exists=True, dir_okay=False, help=(
+    guidelines: Annotated[Path | None, typer.Option(metavar="FILE.md", help=(
         "what annotators are told; a changed text is a new version"))] = None,
     overlap: Annotated[int | None, typer.Option(min=1, help="annotators for each task; 3 for a new project")] = None,
     confidence: Annotated[bool | None, typer.Option("--confidence", help="ask how sure they are, 1 to 5", show_default=False)] = None,
@@ -92,7 +92,7 @@ def push(
     connection = place.connection()
     wishes = Wishes(workspace=workspace, overlap=overlap, confidence=confidence, comment=comment,
                     reasons=tuple(reason.strip() for reason in reasons.split(",")) if reasons else None,
-                    guidelines=guidelines.read_text(encoding="utf-8") if guidelines else None)
+                    guidelines=None if guidelines is None else text_of(guidelines))
     settled = settle(place, name, wishes, workspace=connection.workspace, guidelines=DEFAULT_GUIDELINES.read_text(encoding="utf-8"))
     backend = ArgillaBackend(connection)
     try:
@@ -107,6 +107,15 @@ def push(
     show(console, pushed, url=connection.url, rejects_file=settled.project.folder / REJECTS_FILE)
     return Outcome({"ok": True, "project": name, "url": connection.url, "guideline": settled.project.guideline.version,
                     "changes": settled.changes, **asdict(pushed)})
+
+
+def text_of(path: Path) -> str:
+    """Of --guidelines. Raises ConfigError for a file that cannot be read as text."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else f"byte {error.start} is not UTF-8"
+        raise ConfigError(f"--guidelines {path} cannot be read ({why}); name a Markdown file in UTF-8") from error
 
 
 def gathered(sources: Sequence[str], gold: Sequence[str], sampling: Sampling | None, limit: int | None,

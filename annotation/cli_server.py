@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -91,7 +92,7 @@ def serve(
 
 def say_where(console: Console, home: Home, connection: Connection) -> None:
     say(console, f"Argilla is at {connection.url}, workspace {connection.workspace}. Ctrl-C stops it.\n"
-                 f"  annotators   annotation users add NAME --home {home.folder}\n"
+                 f"  annotators   annotation users add NAME --home {quote(str(home.folder))}\n"
                  f"  yourself     sign in as owner; the password is in {home.server / 'secrets.json'}\n"
                  f"  log          {home.server / 'server.log'}")
 

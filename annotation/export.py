@@ -12,12 +12,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from annotation.adjudicate import Pair, PairKey, Tally, likelier_than, majority, tally, unanimous
+from annotation.adjudicate import Pair, Tally, likelier_than, majority, tally, unanimous
 from annotation.smoothing import StrictAgreement, chance_wrong, strict_agreement
 from annotation.task_records import ChanceWrong, Origin, Rule, adjudicated, as_given, versions
 from annotation.tasks import Task
 from annotation.verdicts import Verdict
-from annotation.votes import CHOICES, Choice, PairVote, pair_votes
+from annotation.votes import CHOICES, Choice, PairKey, PairVote, pair_votes
 from rlhf.errors import ConfigError, DataError, Problem
 from rlhf.progress import progress
 from rlhf.records import PreferenceRecord, RankedRecord, Split

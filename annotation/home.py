@@ -17,6 +17,7 @@ import json
 import ssl
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 
 from rlhf.errors import BackendError, ConfigError
 from rlhf.whole_files import replace_file
@@ -66,8 +67,8 @@ class Home:
 
     def project(self, name: str) -> Path:
         """Folder of a project, whether it exists or not."""
-        if not name or not all(character.isalnum() or character in "-_." for character in name) or name.startswith("."):
-            raise ConfigError(f"a project is named with letters, digits, - and _, got {name!r}")
+        if not name or not all(character.isalnum() or character in "-_." for character in name) or name[0] in "-.":
+            raise ConfigError(f"a project is named with letters, digits, - and _, and does not begin with -, got {name!r}")
         return self.folder / "projects" / name
 
     def projects(self) -> list[str]:
@@ -82,8 +83,14 @@ class Home:
 
     def connection(self) -> Connection:
         """Raises BackendError where none was ever made."""
-        path = self.folder / "connection.json"
+        path, serve = self.folder / "connection.json", f"annotation serve --home {quote(str(self.folder))}"
         if not path.is_file():
-            raise BackendError(f"{self.folder} knows no annotation server. Start one with `annotation serve --home {self.folder}`, or name "
-                               "one that runs with `annotation serve --backend-url URL`.")
-        return Connection(**json.loads(path.read_text(encoding="utf-8")))
+            raise BackendError(f"{self.folder} knows no annotation server. Start one with `{serve}`, or name one that runs with "
+                               "`annotation serve --backend-url URL`.")
+        try:
+            connection = Connection(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise BackendError(f"{path} does not say where the server is: {error}. `{serve}` writes it anew.") from error
+        if not all(isinstance(value, str) for value in (connection.url, connection.api_key, connection.workspace)):
+            raise BackendError(f"{path} does not say where the server is: url, api_key and workspace must be texts. `{serve}` writes it anew.")
+        return connection

@@ -32,7 +32,7 @@ class Guideline:
     version: str
     """v1-1a2b3c4d: its number, and how the SHA-256 of the text begins."""
     since: str
-    """When it was put before the annotators, as `backend.utc`. It holds until the next one."""
+    """When it was put before the annotators, as `backend.utc`; empty before that. It holds until the next one."""
     text: str
     """Markdown."""
 
@@ -42,7 +42,7 @@ class Guideline:
         return f"{self.text.rstrip()}\n\n*Guidelines {self.version}*\n"
 
 
-def next_guideline(earlier: tuple[Guideline, ...], text: str, *, since: str) -> Guideline:
+def next_guideline(earlier: tuple[Guideline, ...], text: str, *, since: str = "") -> Guideline:
     """The version that follows. Raises ConfigError for a text that cannot be shown."""
     if not text.strip():
         raise ConfigError("the guidelines are empty; annotators need to know what better means")
@@ -117,11 +117,15 @@ class Project:
         """One for each number of responses that the project has tasks with."""
         return [self.sheet(places) for places in self.places]
 
-    def with_guidelines(self, text: str, *, since: str) -> Project:
+    def with_guidelines(self, text: str, *, since: str = "") -> Project:
         """The project under another text; itself where it is the text that holds already."""
         if text == self.guideline.text:
             return self
         return replace(self, guidelines=(*self.guidelines, next_guideline(self.guidelines, text, since=since)))
+
+    def announced(self, *, at: str) -> Project:
+        """The project once its guidelines are before the annotators: a version that was new until then holds from that time."""
+        return replace(self, guidelines=tuple(replace(guideline, since=guideline.since or at) for guideline in self.guidelines))
 
     def with_places(self, places: Iterable[int]) -> Project:
         return replace(self, places=tuple(sorted({*self.places, *places})))

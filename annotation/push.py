@@ -6,7 +6,7 @@ pushing again adds what is missing and nothing else.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -59,7 +59,7 @@ def settle(home: Home, name: str, wishes: Wishes, *, workspace: str, guidelines:
         project = Project(folder=home.project(name), workspace=wishes.workspace or workspace,
                           overlap=DEFAULT_OVERLAP if wishes.overlap is None else wishes.overlap, confidence=bool(wishes.confidence),
                           reasons=wishes.reasons or (), comment=bool(wishes.comment),
-                          guidelines=(next_guideline((), text, since=now()),))
+                          guidelines=(next_guideline((), text),))
         return Settled(project, (f"new project {name}, guidelines {project.guideline.version}",))
     project = load_project(home, name)
     fixed = (("--workspace", wishes.workspace, project.workspace), ("--confidence", wishes.confidence, project.confidence),
@@ -79,7 +79,7 @@ def _brought_up_to_date(project: Project, wishes: Wishes) -> Settled:
         changed = replace(changed, overlap=wishes.overlap)
         changes.append(f"overlap {project.overlap} -> {wishes.overlap}; it holds for all tasks, those already answered as well")
     if wishes.guidelines is not None:
-        changed = changed.with_guidelines(wishes.guidelines, since=now())
+        changed = changed.with_guidelines(wishes.guidelines)
         if changed.guideline != project.guideline:
             changes.append(f"guidelines {project.guideline.version} -> {changed.guideline.version}; verdicts from now on carry the new one")
     return Settled(changed, tuple(changes))
@@ -150,9 +150,13 @@ def _joined(what: str, known: tuple[Known, ...], told: tuple[Known, ...], task: 
 
 
 def mixed(tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """Tasks in the order given, with the gold items spread among them by their hashes, so that no place in the queue gives them away."""
-    ordinary = [task for task in tasks.values() if not task.gold]
-    places = {task.id: (index + 0.5) / len(ordinary) for index, task in enumerate(ordinary)}
+    """Tasks in the order given, with the gold items spread by their hashes among those of as many responses, which share a queue with
+    them, so that no place in the queue gives them away."""
+    ordinary: defaultdict[int, list[Task]] = defaultdict(list)
+    for task in tasks.values():
+        if not task.gold:
+            ordinary[len(task.responses)].append(task)
+    places = {task.id: (index + 0.5) / len(queue) for queue in ordinary.values() for index, task in enumerate(queue)}
     places |= {task.id: int.from_bytes(sha256(f"gold/{task.id}".encode()).digest()[:6], "big") / 2.0**48
                for task in tasks.values() if task.gold}
     return {task_id: tasks[task_id] for task_id in sorted(places, key=lambda task_id: (places[task_id], task_id))}
@@ -190,7 +194,7 @@ def push(project: Project, backend: Backend, reading: Reading[Candidates], *, at
         project = project.with_places(len(task.responses) for task in planned.tasks.values())
         for sheet in project.sheets():
             backend.ensure_sheet(sheet)
-        save_project(project)
+        save_project(project.announced(at=now()))
         add_to_ledger(project, planned.entries)
         sending = Sending(project, backend, planned)
         try:

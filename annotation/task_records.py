@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from annotation.adjudicate import Decide, Pair, PairKey, Tally, judge
+from annotation.adjudicate import Decide, Pair, Tally, judge
 from annotation.tasks import Task
 from annotation.verdicts import Verdict
-from annotation.votes import Choice, choice_of
+from annotation.votes import Choice, PairKey, choice_of
 from rlhf.records import PreferenceRecord, RankedRecord
 
 ChanceWrong = Callable[[PairKey, Tally, Choice], float | None]

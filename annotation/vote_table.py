@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from annotation.tasks import MOST
-from annotation.votes import CHOICES, PairVote
+from annotation.votes import CHOICES, PairKey, PairVote
 from rlhf.errors import DataError
 from rlhf.maths.agreement import Ratings, sums_by
 from rlhf.maths.dawid_skene import DawidSkene, LabelModel, Labels, dawid_skene
@@ -19,8 +19,6 @@ OTHER_WAY_ROUND = (SECOND, FIRST, TIE)
 """The same choice when the two responses change names."""
 MODEL = LabelModel(classes=len(CHOICES), exchangeable=OTHER_WAY_ROUND, smoothing=0.1)
 """Which of two responses is called the first means nothing. A tenth of a vote in each cell keeps chances off 0 and hardly moves them."""
-PairKey = tuple[str, int, int]
-"""`PairVote.pair`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,8 @@ from annotation.verdicts import Verdict
 
 Choice = Literal["first", "second", "tie"]
 CHOICES: tuple[Choice, ...] = ("first", "second", "tie")
+PairKey = tuple[str, int, int]
+"""Task, and the indices of two of its responses, the smaller one first."""
 
 
 class PairVote(NamedTuple):
@@ -26,7 +28,7 @@ class PairVote(NamedTuple):
     """Whether `first` was shown before `second`."""
 
     @property
-    def pair(self) -> tuple[str, int, int]:
+    def pair(self) -> PairKey:
         """What was judged, whoever judged it."""
         return self.task_id, self.first, self.second
 
@@ -48,7 +50,7 @@ def pair_votes(verdicts: Iterable[Verdict]) -> Iterator[PairVote]:
                            place[first] < place[second])
 
 
-def gold_choices(tasks: Mapping[str, Task]) -> dict[tuple[str, int, int], Choice]:
+def gold_choices(tasks: Mapping[str, Task]) -> dict[PairKey, Choice]:
     """The right choice for each pair of each gold item."""
     return {(task.id, first, second): choice_of(task.gold[first], task.gold[second])
             for task in tasks.values() if task.gold for first, second in combinations(range(len(task.gold)), 2)}

@@ -163,11 +163,6 @@ def losses(api: httpx.Client, dataset: str, acknowledged: Sequence[tuple[str, st
     return len(missing), wrong
 
 
-def traffic_bars(name: str, traffic: Traffic) -> list[Bar]:
-    return [Bar(f"{name}: requests that failed", traffic.failures.total(), 0, "at most"),
-            Bar(f"{name}: responses submitted", len(traffic.stored), 1)]
-
-
 def measure(server: RunningServer, size: Size) -> tuple[list[Bar], dict[str, object]]:
     process = Process(server.pid)
     with administration(server.connection) as users:
@@ -189,11 +184,14 @@ def measure(server: RunningServer, size: Size) -> tuple[list[Bar], dict[str, obj
     team = f"{size.annotators} annotators, a task each {size.every:.0f} s"
     calm, _ = under(team, lambda: paced(server.connection.url, keys[:size.annotators], dataset, every=size.every,
                                         seconds=size.paced_seconds))
-    bars += [*traffic_bars(team, calm), Bar(f"{team}: submit p95, s", calm.percentile("submit", 0.95), 1, "at most"),
+    bars += [Bar(f"{team}: requests that failed", calm.failures.total(), 0, "at most"),
+             Bar(f"{team}: responses stored", len(calm.stored), size.annotators * round(size.paced_seconds / size.every)),
+             Bar(f"{team}: submit p95, s", calm.percentile("submit", 0.95), 1, "at most"),
              Bar(f"{team}: queue page p95, s", calm.percentile("queue", 0.95), 1, "at most")]
     crowd = f"{size.clients} clients without pause"
     busy, throughput = under(crowd, lambda: unpaced(server.connection.url, keys[:size.clients], dataset, seconds=size.unpaced_seconds))
-    bars += [*traffic_bars(crowd, busy), Bar(f"{crowd}: longest request, s", busy.longest, 30, "at most"),
+    bars += [Bar(f"{crowd}: requests that failed", busy.failures.total(), 0, "at most"),
+             Bar(f"{crowd}: longest request, s", busy.longest, 30, "at most"),
              Bar("responses in a day of 8 hours at that rate", throughput * WORKING_DAY, RESPONSES_A_DAY)]
     with client_of(server.connection) as api:
         missing, wrong = losses(api, dataset, calm.stored + busy.stored)

@@ -14,6 +14,7 @@ import os
 import shutil
 import sqlite3
 import zipfile
+import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from rich.console import Console
 
@@ -36,6 +38,8 @@ DATABASE = "server/argilla.db"
 LEFT_OUT = ("server/tmp-*/*", "server/*.log", "server/*.log.1", "server/.lock", "server/settings.json", f"{DATABASE}*", "*.partial")
 """Made anew at each start, of no use elsewhere, or taken another way."""
 CHUNK = 1 << 20
+LARGEST_MANIFEST = 1 << 26
+"""Bytes: some hundred thousand files. What is compressed into a few kilobytes may claim to be gigabytes."""
 SEAL = 64
 """Length of the comment at the end: the SHA-256 of all bytes before it, in hexadecimal."""
 
@@ -75,8 +79,9 @@ def backup(home: Home, target: Path, *, without_database: bool, console: Console
     partial = target.with_name(target.name + ".partial")
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
+        partial.unlink(missing_ok=True)    # of a backup that was killed; what somebody else has put there must not receive the secrets
         with TemporaryDirectory(dir=target.absolute().parent, prefix=".backup-") as folder:
-            with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as file:
+            with os.fdopen(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w+b") as file:
                 with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
                     hashes = fill(archive, home, Path(folder), with_database=place == "sqlite", console=console)
                     manifest = {"format": FORMAT, "made_at": made_at, "database": place, "sha256": hashes}
@@ -214,17 +219,30 @@ def unpack(source: Path, folder: Path, console: Console | None) -> Archived:
             raise DataError(f"{source} is not a whole backup: it was cut, changed, or is something else. Nothing was restored.")
     try:
         with zipfile.ZipFile(source) as archive:
-            manifest = json.loads(archive.read(MANIFEST))
-            if manifest["format"] != FORMAT:
-                raise DataError(f"{source} has the format {manifest['format']}; this version reads {FORMAT}")
+            manifest = manifest_of(archive)
             require_room(folder.parent, sum(entry.file_size for entry in archive.infolist()))
             folder.mkdir(mode=0o700)
             unpack_files(archive, manifest["sha256"], folder, console)
-    except (zipfile.BadZipFile, KeyError, DataError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, RuntimeError, OSError, DataError) as error:
         if folder.is_dir():
             shutil.rmtree(folder)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise StorageError(f"{folder.parent} has no room for what is in {source}. Nothing was changed; free some space.") from error
         raise DataError(f"{source} cannot be restored: {error}. Nothing was changed.") from error
     return Archived(files=len(manifest["sha256"]), bytes=source.stat().st_size, database=manifest["database"], made_at=manifest["made_at"])
+
+
+def manifest_of(archive: zipfile.ZipFile) -> dict[str, Any]:
+    """Raises DataError where it is not one of ours, KeyError or ValueError where it is none at all."""
+    if (size := archive.getinfo(MANIFEST).file_size) > LARGEST_MANIFEST:
+        raise DataError(f"its {MANIFEST} has {size:,} bytes, more than {LARGEST_MANIFEST:,}")
+    manifest = json.loads(archive.read(MANIFEST))
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"its {MANIFEST} does not say that the format is {FORMAT}, which this version reads")
+    hashes = manifest.get("sha256")
+    if not isinstance(hashes, dict) or not all(isinstance(manifest.get(key), str) for key in ("made_at", "database")):
+        raise DataError(f"its {MANIFEST} lacks made_at, database or sha256")
+    return manifest
 
 
 def unpack_files(archive: zipfile.ZipFile, hashes: dict[str, str], folder: Path, console: Console | None) -> None:

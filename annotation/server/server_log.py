@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from pathlib import Path
@@ -42,5 +43,5 @@ class ServerLog:
     def _append(self, line: bytes) -> None:
         if self.path.exists() and self.path.stat().st_size > LARGEST:
             self.path.replace(self.path.with_name(self.path.name + ".1"))
-        with self.path.open("ab") as file:
+        with os.fdopen(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
             file.write(line)

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import own_services
 import pytest
+from server_under_test import ServerUnderTest
 
-from annotation.home import Connection, Home
+from annotation.home import Home
 from annotation.server.embedded import ServerOptions, running
 from annotation.server.install import environment, environment_folder
-from annotation.server.users import Credentials, administration
-
-
-@dataclass(frozen=True)
-class ServerUnderTest:
-    """The server is shared by many tests: each uses names (users, data sets, projects) of its own."""
-
-    connection: Connection
-    home: Home
-    pid: int
-
-    def add_annotator(self, name: str) -> Credentials:
-        """An annotator of the workspace: `.name`, `.password`, `.api_key`."""
-        with administration(self.connection) as users:
-            return users.add([name])[0]
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,20 @@ class BreaksOff(MemoryBackend):
             if not self.left:
                 raise BackendError("the connection broke")
             self.left -= 1
+            yield answer
+
+
+class Slow(MemoryBackend):
+    """Takes a while over each answer of a reading."""
+
+    def __init__(self, whole: MemoryBackend, *, seconds: float) -> None:
+        super().__init__()
+        self._stored = whole._stored
+        self.seconds = seconds
+
+    def answers(self, sheet: Sheet, *, after: str | None = None) -> Iterator[Answer]:
+        for answer in super().answers(sheet, after=after):
+            time.sleep(self.seconds)
             yield answer
 
 

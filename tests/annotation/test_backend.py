@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import httpx
 import pytest
-from conftest import ServerUnderTest
+from server_under_test import ServerUnderTest
 
 from annotation.argilla import ArgillaBackend, record_of, response_field
 from annotation.backend import Answer, Backend, Sheet, Status

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import httpx
 import pytest
-from conftest import ServerUnderTest
+from server_under_test import ServerUnderTest
 
 from annotation.argilla import ArgillaBackend
 from annotation.backend import Sheet

@@ -7,6 +7,7 @@ import random
 import pytest
 from exported_projects import exported, pandalm, task, verdict
 
+from annotation.agreement import pair_posteriors
 from annotation.export import Export
 from annotation.tasks import Task
 from annotation.verdicts import Verdict
@@ -71,3 +72,16 @@ def test_the_same_votes_give_the_same_records_whoever_is_listed_first() -> None:
     tasks, verdicts = simulated(200, seed=4)
     export, other = exported(tasks, verdicts, "dawid-skene"), exported(tasks[::-1], verdicts[::-1], "dawid-skene")
     assert export.sides == other.sides
+
+
+def test_half_of_the_chance_of_a_tie_is_a_chance_of_being_wrong() -> None:
+    tasks = [task(f"prompt {number}", "a", "b") for number in range(40)]
+    verdicts = [verdict(item, name, (1, 1) if number % 5 == place else (1, 2) if number % 2 else (2, 1))
+                for number, item in enumerate(tasks) for place, name in enumerate(("ann", "bob", "cem"))]
+    export = exported(tasks, verdicts, "dawid-skene", min_posterior=0.5)
+    chance_of = {f"week-48/{task_id}": chances for (task_id, _, _), chances in pair_posteriors(export.votes).items()}
+    assert len(pairs(export)) > 20
+    for record in pairs(export):
+        for_a, for_b, tie = chance_of[record.source]
+        assert record.smoothing == pytest.approx((for_b if record.chosen == "a" else for_a) + tie / 2)
+    assert max(tie for _, _, tie in chance_of.values()) > 0.001

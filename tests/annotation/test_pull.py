@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pulled_projects import Altered, BreaksOff, filled, made_task, project_with, sheet_of, unblinded, votes_in, votes_on
+from pulled_projects import Altered, BreaksOff, Slow, filled, made_task, project_with, sheet_of, unblinded, votes_in, votes_on
 
 from annotation import pull as pull_module
 from annotation.backend import now
@@ -129,6 +129,39 @@ def test_a_response_that_was_stored_later_than_its_time_says_is_found(project: P
     assert pull(project, backend, None).counts()["new"] == 1
 
 
+def test_the_mark_stays_behind_what_may_have_changed_while_it_was_read(project: Project, backend: MemoryBackend) -> None:
+    submit(backend, project, TASKS[0], "ann", (1, 2))
+    for whole in (True, False):
+        latest = backend.respond(sheet_of(project, TASKS[1]), TASKS[1].id, f"ben {whole}", "submitted", (1, 2)).updated_at
+        assert pull(project, Slow(backend, seconds=0.1), None).sheets[0].whole == whole
+        mark = load_mark(project)
+        assert mark is not None and mark.sheets["week-48-k2"].seen_until <= earlier(latest, 0.2)
+    (ahead := dict(mark.sheets))["week-48-k2"] = replace(mark.sheets["week-48-k2"], seen_until=earlier(now(), -60))
+    save_mark(project, replace(mark, sheets=ahead))
+    pull(project, backend, None)
+    assert load_mark(project) == replace(mark, at=load_mark(project).at, sheets=ahead)      # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("hours", "whole"), [(23.9, False), (24.1, True)])
+def test_everything_is_read_once_a_day(project: Project, backend: MemoryBackend, hours: float, whole: bool) -> None:
+    pull(project, backend, None)
+    mark = load_mark(project)
+    assert mark is not None
+    aged = {name: replace(sheet, whole_at=earlier(sheet.whole_at, hours * 3600)) for name, sheet in mark.sheets.items()}
+    save_mark(project, replace(mark, sheets=aged))
+    assert [sheet.whole for sheet in pull(project, backend, None).sheets] == [whole] * 3
+
+
+def test_a_vote_after_a_discard_or_a_withdrawal_is_a_new_one(project: Project, backend: MemoryBackend) -> None:
+    sheet = sheet_of(project, TASKS[0])
+    found = []
+    for status in ("discarded", "submitted", "submitted", "draft", "submitted"):
+        backend.respond(sheet, TASKS[0].id, "ann", status, () if status == "discarded" else (1, 2))     # type: ignore[arg-type]
+        counts = pull(project, backend, None).counts()
+        found.append([kind for kind in ("new", "changed", "discarded", "withdrawn") if counts[kind]])
+    assert found == [["discarded"], ["new"], ["changed"], ["withdrawn"], ["new"]]
+
+
 # Deletions
 
 def test_a_deleted_response_is_withdrawn_by_the_next_pull(project: Project, backend: MemoryBackend) -> None:
@@ -152,15 +185,27 @@ def test_a_deletion_beside_a_new_response_is_found(project: Project, backend: Me
     assert votes_in(log_of(project)) == votes_on(backend, project, TASKS)
 
 
-def test_many_deletions_at_once_are_not_believed_without_being_told(tmp_path: Path) -> None:
-    tasks = [made_task(number, 2) for number in range(51)]
-    project = project_with(tmp_path / "week-48", tasks)
+def all_deleted(folder: Path, *, count: int) -> tuple[Project, MemoryBackend]:
+    """So many votes, in the log, and no longer on the server."""
+    tasks = [made_task(number, 2) for number in range(count)]
+    project = project_with(folder / "week-48", tasks)
     backend = filled(project, tasks)
     for task in tasks:
         submit(backend, project, task, "ann", (1, 2))
     pull(project, backend, None)
     for task in tasks:
         backend.delete_response(sheet_of(project, task), task.id, "ann")
+    return project, backend
+
+
+def test_fifty_deletions_at_once_are_believed(tmp_path: Path) -> None:
+    project, backend = all_deleted(tmp_path, count=50)
+    assert pull(project, backend, None).counts()["withdrawn"] == 50
+    assert votes_in(log_of(project)) == {}
+
+
+def test_more_deletions_at_once_are_not_believed_without_being_told(tmp_path: Path) -> None:
+    project, backend = all_deleted(tmp_path, count=51)
     report = pull(project, backend, None)
     assert report.counts()["withdrawn"] == 0
     assert "51 responses" in report.problems[0].what
@@ -210,6 +255,30 @@ def test_a_server_that_was_put_back_does_not_undo_what_is_known(project: Project
     assert "an older backup" in " ".join(report.problems[0].what.split())
     assert votes_in(log_of(project)) == votes_on(backend, project, TASKS)
     assert len(log_of(project).read()) == 2     # the older state was never pulled; now it is in the history
+
+
+def test_a_deleted_response_that_a_server_has_again_is_named_and_no_vote(project: Project, backend: MemoryBackend) -> None:
+    sheet = sheet_of(project, TASKS[0])
+    submit(backend, project, TASKS[0], "ann", (1, 2))
+    old = filled(project, TASKS)
+    old._stored[sheet.name].answers = dict(backend._stored[sheet.name].answers)
+    pull(project, backend, None)
+    backend.delete_response(sheet, TASKS[0].id, "ann")
+    pull(project, backend, None)
+    report = pull(project, old, None, whole=True)
+    assert (report.counts()["new"], report.verdicts, len(report.problems)) == (0, (), 1)
+    assert kinds(project) == ["submitted", "withdrawn"]
+    assert votes_in(log_of(project)) == {}
+
+
+def test_a_draft_after_a_withdrawal_says_nothing_new(project: Project, backend: MemoryBackend) -> None:
+    sheet = sheet_of(project, TASKS[0])
+    submit(backend, project, TASKS[0], "ann", (1, 2))
+    pull(project, backend, None)
+    for ranks in ((2, 1), (1, 1)):
+        backend.respond(sheet, TASKS[0].id, "ann", "draft", ranks)
+        pull(project, backend, None)
+    assert kinds(project) == ["submitted", "withdrawn"]
 
 
 # Guidelines

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from answered_sheets import AtWork, records_of
-from conftest import ServerUnderTest
 from pulled_projects import made_task, project_with, unblinded, votes_in
 from server_api import ask, client
+from server_under_test import ServerUnderTest
 
 from annotation import argilla as argilla_module
 from annotation.argilla import ArgillaBackend

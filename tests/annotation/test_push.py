@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from annotation.backend import Added, Sheet
+from annotation.backend import Added, Sheet, now
 from annotation.candidates import Reading, Reject
+from annotation.cli_push import text_of
 from annotation.home import Home
 from annotation.memory import MemoryBackend
 from annotation.project import Project, load_project, load_tasks
@@ -79,6 +80,13 @@ def test_the_same_task_twice_in_one_file_is_one(tmp_path: Path) -> None:
     done = push(project, backend, [candidate(1), candidate(2), candidate(1)])
     assert (done.new, done.repeated) == (2, 1)
     assert len(load_tasks(project)) == 2
+
+
+def test_what_rows_of_one_file_say_about_a_task_adds_up(tmp_path: Path) -> None:
+    project = new_project(tmp_path)
+    push(project, MemoryBackend(), [candidate(1, models=("m1", "m2")), candidate(1), candidate(1, gold=(2, 1))])
+    task = load_tasks(project)[candidate(1).task_id]
+    assert (task.models, task.gold) == (("m1", "m2"), (2, 1))
 
 
 @settings(deadline=None)
@@ -165,6 +173,17 @@ def test_gold_items_are_spread_over_the_queue() -> None:
     assert list(mixed({task.id: task for task in reversed(order) if task.gold})) == [task.id for task in order if task.gold]
 
 
+def test_gold_items_are_spread_over_the_queue_that_they_are_in() -> None:
+    """Tasks of two and of four responses have a queue each, wherever the one kind stands in the files."""
+    found = [candidate(number, 2) for number in range(300)] + [candidate(number, 4) for number in range(300, 400)]
+    gold = [candidate(number, 4, gold=(1, 2, 3, 4)) for number in range(400, 420)]
+    queue = [task for task in plan([*found, *gold], {}, seed=0).tasks.values() if len(task.responses) == 4]
+    by_quarter = [sum(bool(task.gold) for task in queue[start:start + 30]) for start in range(0, 120, 30)]
+    assert sum(by_quarter) == 20
+    assert min(by_quarter) >= 1
+    assert max(by_quarter) <= 10
+
+
 def test_settings_that_conflict_are_said_and_those_that_may_change_are_announced(tmp_path: Path) -> None:
     push(new_project(tmp_path, confidence=True, overlap=2), MemoryBackend(), [candidate(1)])
     home = Home(tmp_path)
@@ -187,3 +206,21 @@ def test_a_change_reaches_every_sheet_of_the_project(tmp_path: Path) -> None:
     backend.respond(changed.sheet(4), candidate(2, 4).task_id, "ada", ranks=(1, 2, 3, 4))
     assert backend.progress(changed.sheet(4)).completed == 1
     assert load_project(home, "week-48").places == (2, 4)
+
+
+def test_guidelines_hold_from_the_time_at_which_annotators_see_them(tmp_path: Path) -> None:
+    """Settled before the responses are sampled, which may take hours, they are shown when the push reaches the server."""
+    push(new_project(tmp_path), MemoryBackend(), [candidate(1)])
+    settled = settle(Home(tmp_path), "week-48", Wishes(guidelines="Be kind."), workspace="w", guidelines="g").project
+    meanwhile = now()
+    push(settled, MemoryBackend(), [candidate(2)])
+    project = load_project(Home(tmp_path), "week-48")
+    assert [project.guideline_at(at)[:2] for at in (meanwhile, now())] == ["v1", "v2"]
+    assert project.guidelines[0].since < meanwhile < project.guidelines[1].since
+
+
+def test_guidelines_that_are_no_text_are_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.md").write_bytes("# fair \xe9".encode("latin-1"))
+    for name, why in (("latin.md", "byte 7 is not UTF-8"), ("absent.md", "No such file")):
+        with pytest.raises(ConfigError, match=f"--guidelines .*{name} cannot be read .*{why}.*UTF-8"):
+            text_of(tmp_path / name)

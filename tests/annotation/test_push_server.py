@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import ServerUnderTest
+from server_under_test import ServerUnderTest
 
 from annotation.cli import main
 from annotation.project import load_project, load_tasks

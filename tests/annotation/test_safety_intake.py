@@ -69,6 +69,32 @@ def test_clients_that_send_slowly_stop_nobody() -> None:
     assert asyncio.run(play()) == b"quick"
 
 
+def test_large_bodies_together_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones are taken meanwhile, and large ones again when there is room."""
+    monkeypatch.setattr(safety_intake, "SMALL_BODY", 10)
+    monkeypatch.setattr(safety_intake, "ALL_LARGE_BODIES", 100)
+
+    async def play() -> list[int]:
+        app = in_turn(echo, 1)
+        stuck = [asyncio.create_task(ask(app, starting(40))) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        before = [(await ask(app, sending(b"x" * size)))[0]["status"] for size in (10, 20, 21)]
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        return [*before, (await ask(app, sending(b"x" * 100)))[0]["status"]]
+
+    def starting(size: int) -> Receive:
+        messages = [{"type": "http.request", "body": bytes(size), "more_body": True}]
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+        return receive
+
+    assert asyncio.run(play()) == [200, 200, 503, 200]
+
+
 def test_clients_that_read_slowly_stop_nobody() -> None:
     async def play() -> bytes:
         app = in_turn(echo, 1)

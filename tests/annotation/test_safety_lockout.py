@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from annotation.server.inside import lockout
-from annotation.server.inside.lockout import FORGOTTEN_AFTER, LONGEST_WAIT, Lockout
+from annotation.server.inside.lockout import FORGOTTEN_AFTER, LONGEST_WAIT, Lockout, who_counts
 
 
 @dataclass
@@ -79,3 +80,19 @@ def test_a_guesser_who_never_waits_in_vain_gets_few_guesses_a_day(pauses: list[f
             times.append(clock.now)
     for early, late in zip(times, times[5:], strict=False):
         assert late - early >= 60.0
+
+
+@pytest.mark.parametrize(("host", "counts"), [
+    ("198.51.100.7", "198.51.100.7"),
+    ("198.51.100.7:61034", "198.51.100.7"),              # some proxies give the client's port, another one for each connection
+    ("::ffff:198.51.100.7", "198.51.100.7"),             # else all of IPv4 would be one address
+    ("[::ffff:198.51.100.7]:61034", "198.51.100.7"),
+    ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+    ("[2001:db8:1:2::9]:443", "2001:db8:1:2::/64"),
+    ("[2001:db8:1:2::9]", "2001:db8:1:2::/64"),
+    ("fe80::1%eth0", "fe80::/64"),
+    ("unix", "unix"),
+    ("", ""),
+])
+def test_who_counts_as_one_address(host: str, counts: str) -> None:
+    assert who_counts(host) == counts

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import ServerUnderTest
+from server_under_test import ServerUnderTest
 
 from annotation.server.reachable import ask, client_of
 

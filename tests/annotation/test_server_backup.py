@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ServerUnderTest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kill_server import answer, make_sheet, rows, stored
+from server_under_test import ServerUnderTest
 
 from annotation.cli import main
 from annotation.home import Connection, Home
@@ -168,12 +168,16 @@ def test_a_damaged_backup_is_refused(small_backup: bytes, tmp_path_factory: pyte
     shutil.rmtree(folder)
 
 
-def sealed(path: Path, files: dict[str, str], hashes: dict[str, str]) -> None:
-    """A file that looks like a backup from the outside."""
+X = hashlib.sha256(b"x").hexdigest()
+
+
+def sealed(path: Path, files: dict[str, str], hashes: dict[str, str] | None) -> None:
+    """A file that looks like a backup from the outside; None: with the manifest that is among the files."""
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
-        archive.writestr(MANIFEST, json.dumps({"format": FORMAT, "made_at": "", "database": "sqlite", "sha256": hashes}))
+        if hashes is not None:
+            archive.writestr(MANIFEST, json.dumps({"format": FORMAT, "made_at": "", "database": "sqlite", "sha256": hashes}))
         archive.comment = bytes(64)
     whole = path.read_bytes()[:-64]
     path.write_bytes(whole + hashlib.sha256(whole).hexdigest().encode())
@@ -185,6 +189,26 @@ def test_a_file_cannot_leave_the_home(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataError, match="outside of the home"):
         restore(Home(tmp_path / "home"), tmp_path / "b.zip", force=False, console=None)
     assert {path.name for path in tmp_path.iterdir()} == {"b.zip"}
+
+
+HEAD = f'"format": "{FORMAT}", "made_at": "", "database": "sqlite"'
+SENSELESS = ["", "[]", "{}", '{"format": "other/1"}', "[" * 100_000, f'{{{HEAD}, "sha256": []}}', f'{{{HEAD}, "sha256": {{".": "x"}}}}',
+             f'{{{HEAD}, "sha256": {{"a": "{X}", "a/b": "{X}"}}}}']
+
+
+@pytest.mark.parametrize("manifest", SENSELESS)
+def test_a_manifest_that_makes_no_sense_is_refused_and_leaves_nothing(tmp_path: Path, manifest: str) -> None:
+    sealed(tmp_path / "b.zip", {".": "x", "a": "x", "a/b": "x", MANIFEST: manifest}, None)
+    with pytest.raises(DataError, match="cannot be restored"):
+        restore(Home(tmp_path / "home"), tmp_path / "b.zip", force=False, console=None)
+    assert {path.name for path in tmp_path.iterdir()} == {"b.zip"}
+
+
+def test_a_manifest_that_would_fill_the_memory_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("annotation.server.backup.LARGEST_MANIFEST", 1000)
+    sealed(tmp_path / "b.zip", {MANIFEST: " " * 1001}, None)
+    with pytest.raises(DataError, match=r"has 1,001 bytes, more than 1,000"):
+        restore(Home(tmp_path / "home"), tmp_path / "b.zip", force=False, console=None)
 
 
 def test_a_file_that_is_not_the_one_of_the_manifest_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import ServerUnderTest
+from server_under_test import ServerUnderTest
 
 from annotation.cli import main
 from annotation.home import Connection, Home

@@ -6,8 +6,8 @@ import json
 
 import httpx
 import pytest
-from conftest import ServerUnderTest
 from kill_server import answer, make_sheet, rows, stored
+from server_under_test import ServerUnderTest
 
 from annotation.cli import main
 from annotation.server.reachable import ask, client_of

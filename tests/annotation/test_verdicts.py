@@ -155,3 +155,20 @@ def test_many_verdicts_load_fast(log: VerdictLog) -> None:
     started = time.process_time()
     assert len(VerdictLog(log.path).current()) == 20_000
     assert time.process_time() - started < 1.2
+
+
+def test_the_name_of_a_new_log_is_on_the_disk_before_append_returns(tmp_path: Path) -> None:
+    """Seen from what the system is asked to open: fsync of a folder needs the folder opened."""
+    program = f"""
+import sys
+from pathlib import Path
+from annotation.verdicts import Verdict, VerdictLog
+opened = []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+log = VerdictLog(Path({str(tmp_path)!r}, "verdicts.jsonl"))
+for task in ("t1", "t2"):
+    log.append([Verdict(task_id=task, annotator="ann", kind="discarded")])
+    print(opened.count({str(tmp_path)!r}))
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["1", "1"]      # once: later lines need the file alone

@@ -25,8 +25,16 @@ from annotation.server.users import Credentials, administration
 from annotation.tasks import ShownTask
 from rlhf.records import Message, Prompt
 
-SETTLED = 1500
+SETTLED = 1000
 """Milliseconds that a page gets to do its worst."""
+CLICK_SCRIPTS = """() => {
+    const click = page => {
+        page.querySelectorAll("a[href^='javascript:']").forEach(link => link.click());
+        page.querySelectorAll("iframe").forEach(frame => { if (frame.contentDocument) click(frame.contentDocument) });
+    };
+    click(document);
+}"""
+"""Also in frames, as far as they are of the page's origin."""
 HTML = {    # name -> what is written, with @ for the canary's address and SCRIPT for a script that tells it the annotator's session
     "document": "<html><head><script>SCRIPT</script></head><body><h1>Hello</h1></body></html>",
     "image": '<img src="nothing" onerror="SCRIPT">',
@@ -57,7 +65,7 @@ HTML = {    # name -> what is written, with @ for the canary's address and SCRIP
 }
 SURELY = {    # of each kind of field: what must reach the canary when both walls are down
     "plain": {"document", "image", "svg", "svg-script", "frame", "fetched-image", "fetched-style"},
-    "chat": {"image", "svg", "frame", "fetched-image", "background"},
+    "chat": {"image", "frame", "fetched-image", "background"},
     "markdown": {"fetched-image", "markdown-image"},         # the page cleans markdown of scripts by itself
     "chat-markdown": {"fetched-image", "markdown-image"},
 }
@@ -72,7 +80,7 @@ class Canary:
 
     def written(self, name: str) -> str:
         script = f"new Image().src='{self.url}/{name}?'+localStorage.getItem('auth._token.local')"
-        return HTML[name].replace("SCRIPT", script).replace('"@', f'"{self.url}').replace("(@", f"({self.url}").replace("NAME", name)
+        return HTML[name].replace("SCRIPT", script).replace("@/", f"{self.url}/").replace("NAME", name)
 
 
 @pytest.fixture(scope="module")
@@ -139,9 +147,7 @@ def look_at(browser: Browser, server: RunningServer, annotator: Credentials, dat
     annotators.enter(annotator)
     annotators.open(dataset)
     page.wait_for_timeout(SETTLED)
-    for frame in page.frames:
-        for link in frame.locator("a[href^='javascript:']").all():
-            link.evaluate("link => link.click()")
+    page.evaluate(CLICK_SCRIPTS)
     page.wait_for_timeout(SETTLED / 3)
     return page, noticed
 

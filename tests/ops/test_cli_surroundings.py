@@ -97,7 +97,7 @@ def test_libraries_say_nothing_on_stdout_when_they_are_imported() -> None:
 
 
 def test_a_reader_that_goes_away_is_no_fault_of_the_program() -> None:
-    done = subprocess.run(["bash", "-c", f"{sys.executable} -m rlhf.cli sft --help | head -1; echo ${{PIPESTATUS[0]}}"], capture_output=True,
-                          text=True, check=True)
+    line = f"{sys.executable} -m rlhf.cli sft --help | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "141"
     assert done.stderr == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -12,6 +14,22 @@ FORGOTTEN_AFTER = 3600.0
 """Seconds after the last wait until failures no longer count."""
 REMEMBERED = 10_000
 """Names or addresses; beyond, the one that was quiet for longest is forgotten, so that memory stays bounded."""
+
+PORT = re.compile(r"^\[([^\]]+)\](?::\d+)?$|^([^:]+):\d+$")
+"""Of an address that some proxies give with the client's port, which is another one for each connection."""
+
+
+def who_counts(host: str) -> str:
+    """The key of an address. An IPv6 address counts by its network, as whoever has one has 2^64; an IPv4 address inside one by itself."""
+    given = PORT.match(host)
+    bare = (given[1] or given[2]) if given else host
+    try:
+        address = ipaddress.ip_address(bare)
+    except ValueError:
+        return bare    # a name that a proxy gave
+    if not isinstance(address, ipaddress.IPv6Address):
+        return str(address)
+    return str(address.ipv4_mapped or ipaddress.ip_network((int(address), 64), strict=False))
 
 
 @dataclass

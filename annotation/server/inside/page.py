@@ -20,6 +20,7 @@ OWN_STYLES = """
 .text_field_component .text_field_component__copy-button { display: none }
 .text_field_component .content-area, .chat .chat__bubble { tab-size: 4 }
 """
+NO_REFRESH = '.replace(/<(?=meta)/gi,"&lt;")'
 EDITS = (
     # Fonts of a third party, asked for on every page. In their place our own styles: the copy button would give a text as it is stored,
     # with `&lt;` for `<`, while what is selected and copied by hand is what is seen.
@@ -30,6 +31,10 @@ EDITS = (
          r"\1.focusOnFirstQuestionOrItem(),\1.reset()}))}),\1.ranking.slots.length>9?300:0)"),
     # Ctrl+S saves a draft, the button says; the ranking swallows it.
     Edit(".js", re.compile(r'isGlobalShortcut\((\w+)\)\{return"Tab"=='), r'isGlobalShortcut(\1){return \1.ctrlKey||\1.metaKey||"Tab"=='),
+    # A text becomes part of the document. Scripts in it are stopped by the policy, but no policy stops a refresh that leads elsewhere.
+    Edit(".js", re.compile(r"innerHTML:(\w+)\._s\(\1\.fieldText\)"), rf"innerHTML:\1._s(\1.fieldText){NO_REFRESH}"),
+    Edit(".js", re.compile(r'"span",\{domProps:\{innerHTML:(\w+)\._s\((\w+)\)'),
+         rf'"span",{{domProps:{{innerHTML:\1._s(\2){NO_REFRESH}'),
 )
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 
 from argilla_server.api.policies.v1 import DatasetPolicy, authorize
 from argilla_server.database import get_async_db
+from argilla_server.errors.future import UnprocessableEntityError
 from argilla_server.models import Dataset, Record, Response, User
 from argilla_server.security import auth
 from fastapi import Depends, FastAPI, Query, Security
@@ -33,7 +34,10 @@ async def responses_after(
     """Those stored at that time or later, oldest first. Where there are more than `limit`, the last one's time is where to go on."""
     dataset = await Dataset.get_or_raise(db, dataset_id)
     await authorize(current_user, DatasetPolicy.list_records_with_all_responses(dataset))
-    moment = after.astimezone(UTC).replace(tzinfo=None) if after.tzinfo else after    # the tables hold UTC without saying so
+    try:
+        moment = after.astimezone(UTC).replace(tzinfo=None) if after.tzinfo else after    # the tables hold UTC without saying so
+    except OverflowError:
+        raise UnprocessableEntityError(f"`after` is {after.isoformat()}, which has no equal in UTC") from None
     rows = await db.execute(
         select(Response, Record.external_id).join(Record, Record.id == Response.record_id)
         .where(Record.dataset_id == dataset.id, Response.updated_at >= moment)

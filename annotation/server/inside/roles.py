@@ -8,12 +8,15 @@ own rules hold them to their workspaces.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from uuid import UUID
 
 from argilla_server.api.schemas.v1.records import MetadataFilterScope, SearchRecordsQuery
 from argilla_server.api.schemas.v1.suggestions import SuggestionFilterScope
+from argilla_server.api.schemas.v1.users import User as UserSchema
+from argilla_server.api.schemas.v1.users import Users
 from argilla_server.errors import ForbiddenOperationError
 from argilla_server.models import MetadataProperty, User
 from fastapi import FastAPI
@@ -52,16 +55,40 @@ def require(user: User, method: str, path: str) -> None:
 
 
 def install(api: FastAPI) -> None:
-    """Two routes are both needed and say too much."""
-    wrap(api, SEARCH, without_hidden_metadata_and_authors)
-    wrap(api, SUGGESTION_AGENTS, without_agents)
+    """Some routes are needed and say too much."""
+    for route in [route for route in api.router.routes if isinstance(route, APIRoute)]:
+        if route.path == SEARCH:
+            wrap(api, route, without_hidden_metadata_and_authors)
+        elif route.path == SUGGESTION_AGENTS:
+            wrap(api, route, without_agents)
+        elif route.response_model in (UserSchema, Users):
+            wrap(api, route, without_keys_of_others)
 
 
-def wrap(api: FastAPI, path: str, wrapper: Callable[[Endpoint], Endpoint]) -> None:
-    route = next(route for route in api.router.routes if isinstance(route, APIRoute) and route.path == path)
-    api.router.routes.remove(route)
-    api.add_api_route(path, wrapper(route.endpoint), methods=sorted(route.methods), response_model=route.response_model,
+def wrap(api: FastAPI, route: APIRoute, wrapper: Callable[[Endpoint], Endpoint]) -> None:
+    """The same route, in the same place, with another endpoint."""
+    place = api.router.routes.index(route)
+    endpoint: Any = wrapper(route.endpoint)
+    endpoint.__signature__ = inspect.signature(route.endpoint, eval_str=True)    # what is written as text has a meaning where it stands
+    api.add_api_route(route.path, endpoint, methods=sorted(route.methods), response_model=route.response_model,
                       response_model_exclude_unset=route.response_model_exclude_unset, status_code=route.status_code)
+    api.router.routes[place] = api.router.routes.pop()
+
+
+def without_keys_of_others(endpoint: Endpoint) -> Endpoint:
+    """Upstream shows everybody's API key to whoever may list the members of a workspace; with one, an admin would rank as a colleague."""
+    @functools.wraps(endpoint)
+    async def answered(*, current_user: User, **others: Any) -> Any:
+        result = await endpoint(current_user=current_user, **others)
+        if current_user.is_owner:
+            return result
+        shown = Users(items=result.items) if isinstance(result, Users) else Users(items=[result])    # copies: the tables keep the keys
+        for user in shown.items:
+            if user.id != current_user.id:
+                user.api_key = ""
+        return shown if isinstance(result, Users) else shown.items[0]
+
+    return answered
 
 
 def without_hidden_metadata_and_authors(search: Endpoint) -> Endpoint:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import page, roles, safety_sign_in
+from . import page, roles, safety_log, safety_sign_in
 from .safety_headers import forwarded, policy_of, with_headers
 from .safety_intake import Application, in_turn
 from .settings import ServerSettings
@@ -34,6 +34,7 @@ def guard(application: Application, settings: ServerSettings) -> Application:
 
     for fastapi in (app, api_v1):
         fastapi.router.routes[:] = [route for route in fastapi.router.routes if path_of(route) not in SHUT]
+    safety_log.install()
     safety_sign_in.install(api_v1, settings)
     roles.install(api_v1)
     static = static_folder(app)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import ipaddress
 import math
 import secrets
 from typing import Annotated
@@ -27,7 +26,7 @@ from fastapi.security import SecurityScopes
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from . import roles
-from .lockout import Lockout
+from .lockout import Lockout, who_counts
 from .settings import ServerSettings
 
 TEAM = 10
@@ -104,13 +103,7 @@ def fingerprint(user: User) -> str:
 
 
 def address_of(request: Request) -> str:
-    """An IPv6 address counts by its network: whoever has one has 2^64."""
-    host = request.client.host if request.client else ""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host    # a name that a proxy gave
-    return str(ipaddress.ip_network((address, 64), strict=False)) if address.version == 6 else host
+    return who_counts(request.client.host if request.client else "")
 
 
 def refuse_while(seconds: float) -> None:

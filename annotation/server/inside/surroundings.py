@@ -23,7 +23,7 @@ SQLITE_PRAGMAS = (
 def prepare_process(settings: ServerSettings, role: str) -> None:
     """Environment, folders and permissions of this process. Whatever ARGILLA_* the caller had set is dropped: the settings file rules."""
     os.umask(0o077)
-    for name in [name for name in os.environ if name.startswith("ARGILLA_")]:
+    for name in [name for name in os.environ if name.upper().startswith("ARGILLA_")]:    # upstream reads them in any case
         del os.environ[name]
     os.environ.update(upstream_variables(settings))
     folder = Path(settings.folder)
@@ -64,10 +64,12 @@ def prepare_sqlite(pool: int) -> None:
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
+    upstream = Settings.database_engine_args.fget
+    quiet = {"hide_parameters": True}    # of a statement that fails: a key, or a password's hash, would be in the log
+    sizes = {"pool_size": pool, "max_overflow": pool} if settings.database_is_sqlite else {}
+    Settings.database_engine_args = property(lambda self: {**upstream(self), **quiet, **sizes})
     if not settings.database_is_sqlite:
         return
-    upstream = Settings.database_engine_args.fget
-    Settings.database_engine_args = property(lambda self: {**upstream(self), "pool_size": pool, "max_overflow": pool})
 
     def set_pragmas(connection: Any, _record: object) -> None:
         cursor = connection.cursor()

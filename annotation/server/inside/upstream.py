@@ -87,10 +87,8 @@ NAMES = (
     Name("models", "User.is_member", ("self", "workspace_id")),
     Name("models", "Dataset.distribution"),
     Name("models", "Webhook.enabled"),
-    Name("models", "Response.updated_at"),
     Name("models.database", "TypeAdapter"),
     Name("api.policies.v1", "UserPolicy.update"),
-    Name("api.policies.v1", "DatasetPolicy.list_records_with_all_responses", ("dataset",)),
     Name("api.policies.v1", "DatasetPolicy.list_records_with_all_responses", ("dataset",)),
     Name("models", "Response.record_id"),
     Name("models", "MetadataProperty.allowed_roles"),
@@ -106,6 +104,9 @@ NAMES = (
     Name("errors", "UnauthorizedError"),
     Name("errors", "ForbiddenOperationError"),
     Name("errors.future", "NotFoundError"),
+    Name("errors.future", "UnprocessableEntityError"),
+    Name("api.schemas.v1.users", "User"),
+    Name("api.schemas.v1.users", "Users"),
 )
 
 
