@@ -270,4 +270,7 @@ def _missing(column: str, row: Row) -> Rejected:
 def _kind(value: object) -> str:
     if isinstance(value, dict):
         return f"an object with {', '.join(map(repr, list(value)[:6])) or 'no keys'}"
-    return "null" if value is None else f"a {type(value).__name__}"
+    if value is None:
+        return "null"
+    name = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return name[type(value)]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -44,12 +44,23 @@ class Sampling:
     """How a policy answers the prompts."""
 
     model: str
-    responses: int
-    temperature: float
-    top_p: float
-    max_new_tokens: int
-    template: TemplateName
-    seed: int
+    responses: int = 2
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 512
+    template: TemplateName = "chat"
+    seed: int = 0
+
+
+def sampling_of(model: str | None, settings: Mapping[str, Any]) -> Sampling | None:
+    """None without a policy. Raises ConfigError where settings of the sampling were given all the same."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if model is not None:
+        return Sampling(model=model, **given)
+    if given:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ConfigError(f"{options}: of no effect without --from-policy MODEL, which samples responses")
+    return None
 
 
 def push(
@@ -60,12 +71,13 @@ def push(
         "gold items, mixed in: like SOURCE, with known ranks in `gold` or `ranks`; repeat it"))] = None,
     from_policy: Annotated[str | None, typer.Option(metavar="MODEL", help=(
         "folder or hub name: sample the responses to the prompts of SOURCE from this model"))] = None,
-    responses: Annotated[int, typer.Option(min=FEWEST, max=MOST, help="of --from-policy: different responses for each prompt")] = 2,
-    temperature: Annotated[float, typer.Option(help="of --from-policy")] = 1.0,
-    top_p: Annotated[float, typer.Option(help="of --from-policy: share of the probability that is sampled from")] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="of --from-policy")] = 512,
-    template: Annotated[TemplateName, typer.Option(help="of --from-policy: how conversations become text")] = "chat",
-    seed: Annotated[int, typer.Option(help="of --from-policy")] = 0,
+    responses: Annotated[int | None, typer.Option(min=FEWEST, max=MOST, help=(
+        "of --from-policy: different responses for each prompt, else 2"))] = None,
+    temperature: Annotated[float | None, typer.Option(help="of --from-policy: else 1")] = None,
+    top_p: Annotated[float | None, typer.Option(help="of --from-policy: share of the probability that is sampled from, else 1")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option(min=1, help="of --from-policy: else 512")] = None,
+    template: Annotated[TemplateName | None, typer.Option(help="of --from-policy: how conversations become text, else chat")] = None,
+    seed: Annotated[int | None, typer.Option(help="of --from-policy: else 0")] = None,
     guidelines: Annotated[Path | None, typer.Option(metavar="FILE.md", help=(
         "what annotators are told; a changed text is a new version"))] = None,
     overlap: Annotated[int | None, typer.Option(min=1, help="annotators for each task; 3 for a new project")] = None,
@@ -93,11 +105,11 @@ def push(
     wishes = Wishes(workspace=workspace, overlap=overlap, confidence=confidence, comment=comment,
                     reasons=tuple(reason.strip() for reason in reasons.split(",")) if reasons else None,
                     guidelines=None if guidelines is None else text_of(guidelines))
+    sampling = sampling_of(from_policy, {"responses": responses, "temperature": temperature, "top_p": top_p,
+                                         "max_new_tokens": max_new_tokens, "template": template, "seed": seed})
     settled = settle(place, name, wishes, workspace=connection.workspace, guidelines=DEFAULT_GUIDELINES.read_text(encoding="utf-8"))
     backend = ArgillaBackend(connection)
     try:
-        sampling = None if from_policy is None else Sampling(model=from_policy, responses=responses, temperature=temperature, top_p=top_p,
-                                                             max_new_tokens=max_new_tokens, template=template, seed=seed)
         reading = gathered(sources or [], gold or [], sampling, limit, console)
         pushed = send(settled.project, backend, reading, atomic=atomic, console=console)
     finally:

@@ -67,8 +67,8 @@ class Home:
 
     def project(self, name: str) -> Path:
         """Folder of a project, whether it exists or not."""
-        if not name or not all(character.isalnum() or character in "-_." for character in name) or name[0] in "-.":
-            raise ConfigError(f"a project is named with letters, digits, - and _, and does not begin with -, got {name!r}")
+        if not name or not all(character.isalnum() or character in "-_." for character in name) or name.startswith("."):
+            raise ConfigError(f"a project is named with letters, digits, - and _, got {name!r}")
         return self.folder / "projects" / name
 
     def projects(self) -> list[str]:
@@ -92,5 +92,6 @@ class Home:
         except (ValueError, TypeError) as error:
             raise BackendError(f"{path} does not say where the server is: {error}. `{serve}` writes it anew.") from error
         if not all(isinstance(value, str) for value in (connection.url, connection.api_key, connection.workspace)):
-            raise BackendError(f"{path} does not say where the server is: url, api_key and workspace must be texts. `{serve}` writes it anew.")
+            raise BackendError(f"{path} does not say where the server is: url, api_key and workspace must be texts. "
+                               f"`{serve}` writes it anew.")
         return connection

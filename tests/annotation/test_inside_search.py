@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import correlation
 from typing import Any
 
 import httpx
@@ -32,6 +37,8 @@ from search_corpus import (
     typed,
 )
 from server_api import ask, search
+
+from annotation.server import inside
 
 COUNT = 150
 WHO = st.sampled_from([None, *PEOPLE])
@@ -171,6 +178,34 @@ def test_progress_counts_every_record_and_ones_own_responses(place: Place, corpu
                                            document.responses.get(person, {}).get("status") == status))
                   for status in ("submitted", "discarded", "draft")}
         assert mine == {"total": COUNT, **counts, "pending": COUNT - sum(counts.values())}
+
+
+ORDERS = """
+import json, os, random, sqlite3, tempfile, uuid
+os.environ["ARGILLA_HOME_PATH"] = tempfile.mkdtemp()
+from inside.search_sqlite import Sqlite
+from sqlalchemy.dialects import sqlite
+database = sqlite3.connect(":memory:")
+database.execute("CREATE TABLE records (name)")
+database.executemany("INSERT INTO records VALUES (?)", [(number,) for number in range(200)])
+draw = random.Random(5)
+orders = []
+for _ in range(400):
+    user = uuid.UUID(int=draw.getrandbits(128), version=4)
+    key = Sqlite().shuffled(user).compile(dialect=sqlite.dialect(), compile_kwargs={"literal_binds": True})
+    assert database.execute(f"SELECT count(DISTINCT {key}), max(typeof({key})) FROM records").fetchone() == (200, "integer")
+    orders.append([name for (name,) in database.execute(f"SELECT name FROM records ORDER BY {key}")])
+print(json.dumps(orders))
+"""
+
+
+def test_no_annotator_gets_the_order_of_insertion_or_of_somebody_else(server_python: Path) -> None:
+    """On SQLite, where the order is arithmetic. The correlation of two independent orders of 200 has a standard deviation of 0.07."""
+    ran = subprocess.run([server_python, "-c", ORDERS], cwd=Path(inside.__file__).parents[1], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    orders: list[list[int]] = json.loads(ran.stdout.splitlines()[-1])
+    assert max(abs(correlation(order, range(200))) for order in orders) < 0.35
+    assert max(abs(correlation(first, second)) for first, second in pairwise(orders)) < 0.35
 
 
 HOSTILE = ("'; DROP TABLE records; --", '" OR 1=1 --', 'f0 : x', '{f0} : x', "a NEAR b", "NEAR(a b, 5)", "a AND OR NOT", "^a", "a:b:*",

@@ -110,6 +110,19 @@ def test_gold_items_and_data_sets_together(argilla_server: ServerUnderTest, tmp_
     assert (code, [problem["where"] for problem in answer["problems"]]) == (2, ["--reasons"])
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (("--temperature", "0.5", "--max-new-tokens", "8"), "--temperature, --max-new-tokens: of no effect without --from-policy"),
+    (("--guidelines", "none.md"), "--guidelines none.md cannot be read (No such file or directory)"),
+    ((), "nothing to push"),
+])
+def test_options_that_would_be_ignored_are_refused(argilla_server: ServerUnderTest, capfd: pytest.CaptureFixture[str],
+                                                   words: tuple[str, ...], said: str) -> None:
+    code, answer = pushed(capfd, "refused", *words, "--home", str(argilla_server.home.folder))
+    assert code == 2
+    assert said in answer["error"]
+    assert "refused" not in argilla_server.home.projects()
+
+
 def test_without_a_server_the_way_to_one_is_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, answer = pushed(capfd, "any", "candidates.jsonl", "--home", str(tmp_path / "home"))
     assert code == 2

@@ -43,6 +43,7 @@ def upstream_variables(settings: ServerSettings) -> dict[str, str]:
         "ARGILLA_CORS_ORIGINS": "[]",                       # "*" with credentials by default
         "ARGILLA_DATABASE_SQLITE_TIMEOUT": "30",
         "ARGILLA_SHOW_HUGGINGFACE_SPACE_PERSISTENT_STORAGE_WARNING": "false",
+        "ARGILLA_MAX_MESSAGE_LENGTH": "1000000",            # 20,000 characters of a chat message by default, counted after escaping
         "ARGILLA_SEARCH_ENGINE": SEARCH_ENGINE,
     }
     if settings.database_url:
