@@ -10,9 +10,9 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 quickstart: .venv/.installed .venv/.installed-server
 	$(BIN)/rlhf run recipes/quickstart/recipe.yaml
 
-# One thread a worker: WORKERS processes share the cores. The last lines say what was skipped and why.
+# One thread a worker: WORKERS processes share the cores, each taking whole files, so that what a file sets up on a server is set up once.
 test: .venv/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -q -n $(WORKERS) --dist worksteal --session-timeout=2400
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -q -n $(WORKERS) --dist loadfile --session-timeout=2400
 
 # What CI runs: style, types, and the rules about the tree.
 check: .venv/.installed-dev

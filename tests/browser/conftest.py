@@ -17,9 +17,9 @@ from annotation.server.install import environment, environment_folder
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Of its own, so that wrong passwords here lock nobody out elsewhere."""
+    """A new one for each file, and wherever the runner sets a file up again: names in it are never taken, nobody is locked out."""
     python = environment(environment_folder(os.environ))
     if python is None:
         pytest.skip("the annotation server is not installed: run `annotation install`")
