@@ -98,8 +98,8 @@ def test_a_wrong_key_and_a_missing_workspace(argilla_server: ServerUnderTest) ->
     with pytest.raises(BackendError, match="the API key is not known there"):
         ArgillaBackend(Connection(url=right.url, api_key="wrong", workspace=right.workspace, embedded=True))
     backend = ArgillaBackend(right)
-    with pytest.raises(BackendError, match=f"no workspace 'elsewhere' .it has {right.workspace}"):
-        backend.ensure_sheet(Sheet(name="any-k2", places=2, workspace="elsewhere", guidelines="g", min_submitted=1))
+    with pytest.raises(BackendError, match=f"no workspace 'nowhere-at-all' .it has {right.workspace}"):
+        backend.ensure_sheet(Sheet(name="any-k2", places=2, workspace="nowhere-at-all", guidelines="g", min_submitted=1))
     backend.close()
 
 

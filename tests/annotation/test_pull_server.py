@@ -148,8 +148,10 @@ class Watching:
 
 
 def webhooks(server: ServerUnderTest) -> list[str]:
+    """Those of pulls; other tests leave others on the server that they share."""
     with client(server.connection.url, server.connection.api_key) as owner:
-        return [webhook["url"] for webhook in ask(owner, "GET", "/webhooks")["items"]]
+        return [webhook["url"] for webhook in ask(owner, "GET", "/webhooks")["items"]
+                if webhook["description"] == "annotation pull --watch"]
 
 
 def test_a_webhook_brings_an_answer_into_the_log_at_once_and_is_gone_afterwards(
@@ -171,7 +173,7 @@ def test_a_webhook_brings_an_answer_into_the_log_at_once_and_is_gone_afterwards(
         answer = watching.stop(signal.SIGTERM)
     finally:
         watching.process.kill()
-        watching.process.wait()
+        watching.process.communicate()
     assert answer["projects"][0] | {"read": 0} == {"project": "watched", "new": 1, "changed": 0, "discarded": 0, "withdrawn": 1,
                                                    "drafts": 0, "read": 0}
     assert webhooks(argilla_server) == []

@@ -44,6 +44,7 @@ def evaluated(folder: Path, count: int, objective: Objective) -> float:
     def silent(total: int) -> AbstractContextManager[Bar]:
         return progress(None, "evaluation", total)
 
+    gc.collect()    # what an earlier run left in reference cycles is none of this one's
     batch, runs = BatchConfig(per_step=4, per_microbatch=4), rows(count)
     policy = load_policy(ModelConfig(name=saved(folder / "base")), method="full", start=None, seed=0)
     layout, _ = choose_layout(policy.model, "packed")
