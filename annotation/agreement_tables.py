@@ -83,12 +83,17 @@ def meaning_of_flags() -> str:
 def agreement_table(report: AgreementReport) -> Table:
     """Everything together, then each part of it, where there are several parts."""
     head = ("", "tasks", "shared pairs", "alpha", "alpha, either order", "alpha of ranks", "same choice")
-    rows = [_agreement_row("all", report.overall)]
+    return Table("Agreement", head, tuple(_agreement_row(name, part) for name, part in parts_of(report)))
+
+
+def parts_of(report: AgreementReport) -> list[tuple[str, Agreement]]:
+    """Everything, then what it divides into where that is more than one part; each with its name."""
+    parts = [("all", report.overall)]
     if len(report.by_responses) > 1:
-        rows += [_agreement_row(f"{count} responses", part) for count, part in report.by_responses.items()]
+        parts += [(f"{count} responses", part) for count, part in report.by_responses.items()]
     if len(report.by_guideline) > 1:
-        rows += [_agreement_row(version or "no version", part) for version, part in report.by_guideline.items()]
-    return Table("Agreement", head, tuple(rows))
+        parts += [(version or "no version", part) for version, part in report.by_guideline.items()]
+    return parts
 
 
 def _agreement_row(name: str, part: Agreement) -> tuple[Cell, ...]:

@@ -24,6 +24,7 @@ from annotation.agreement_tables import (
     meaning_of_flags,
     notes_of,
     overlap_table,
+    parts_of,
     share_of,
 )
 from annotation.annotator_quality import SECONDS_EDGES, Annotator, Estimate, PositionBias
@@ -128,17 +129,13 @@ def dot_plot(title: str, names: Sequence[str], figures: Sequence[Dots], *, line_
 
 def agreement_plot(report: AgreementReport) -> Plot | None:
     """Alpha of everything and of each part."""
-    parts = {"all": report.overall}
-    if len(report.by_responses) > 1:
-        parts |= {f"{count} responses": part for count, part in report.by_responses.items()}
-    if len(report.by_guideline) > 1:
-        parts |= {version or "no version": part for version, part in report.by_guideline.items()}
-    if all(part.alpha is None for part in parts.values()):
+    names, parts = zip(*parts_of(report), strict=True)
+    if all(part.alpha is None for part in parts):
         return None
-    return dot_plot("Krippendorff's alpha", list(parts), [
-        Dots("of choices", [part.alpha for part in parts.values()], 0),
-        Dots("either order", [part.alpha_either_order for part in parts.values()], 2),
-        Dots("of ranks", [part.rank_alpha for part in parts.values()], 1)], line_at=0.0, percent=False)
+    return dot_plot("Krippendorff's alpha", names, [
+        Dots("of choices", [part.alpha for part in parts], 0),
+        Dots("either order", [part.alpha_either_order for part in parts], 2),
+        Dots("of ranks", [part.rank_alpha for part in parts], 1)], line_at=0.0, percent=False)
 
 
 def annotator_plots(annotators: Sequence[Annotator]) -> list[Plot]:
